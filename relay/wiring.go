@@ -94,6 +94,7 @@ func (r *Relay) openEventLog() (err error) {
 	r.events, err = eventlog.Open(eventlog.Options{
 		Path: filepath.Join(r.opt.StateDir, eventlog.FileName), Logger: r.log.Named("events"), Snapshot: r.snapshotForRetention, Now: r.opt.Now,
 		Watch: r.storage.Watch(storeEvents), Expect: r.expectedEventLog(),
+		OnDrop:   func(events []kernel.Event) { r.queue.Dropped(events) }, // from Run, when there is a queue
 		MaxBytes: r.opt.Events.MaxBytes, MaxAge: r.opt.Events.MaxAge, MaxTenantBytes: r.opt.Events.TenantMaxBytes,
 		Calls: eventlog.Quota{MaxAge: r.opt.Events.CallsMaxAge, MaxBytes: r.opt.Events.TenantCallsMaxBytes},
 	})

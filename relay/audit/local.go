@@ -21,19 +21,19 @@ import (
 // afterwards. The actor is local:UID, of the user who typed the command.
 //
 // It returns the error of change. While the first line cannot be written, nothing is changed; the
-// error wraps ErrStorage. An outcome that cannot be written is reported to unrecorded, since the
+// error wraps errStorage. An outcome that cannot be written is reported to unrecorded, since the
 // change is made.
 func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
 	if err := appendLocal(dir, &r); err != nil {
-		return fmt.Errorf("nothing was changed: %w: %w", ErrStorage, err)
+		return fmt.Errorf("nothing was changed: %w: %w", errStorage, err)
 	}
 	err := change(&r)
 	if r.Decision = kernel.Allowed; err != nil {
 		r.Decision = kernel.Failed
 	}
 	if e := appendLocal(dir, &r); e != nil {
-		unrecorded(fmt.Errorf("%w: %w", ErrStorage, e))
+		unrecorded(fmt.Errorf("%w: %w", errStorage, e))
 	}
 	return err
 }
@@ -43,7 +43,7 @@ func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error,
 func RecordLocal(dir string, r kernel.Record) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
 	if err := appendLocal(dir, &r); err != nil {
-		return fmt.Errorf("%w: %w", ErrStorage, err)
+		return fmt.Errorf("%w: %w", errStorage, err)
 	}
 	return nil
 }

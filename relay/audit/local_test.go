@@ -62,7 +62,7 @@ func TestLocalChangeWithoutDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed := func(*kernel.Record) error { t.Error("changed"); return nil }
-	if err := LocalChange(dir, kernel.Record{Tool: "keys.rotate"}, changed, nil); !errors.Is(err, ErrStorage) {
+	if err := LocalChange(dir, kernel.Record{Tool: "keys.rotate"}, changed, nil); !errors.Is(err, errStorage) {
 		t.Error(err)
 	}
 }

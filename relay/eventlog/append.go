@@ -221,15 +221,15 @@ func (s *Store) takeBatch() []*appendRequest {
 	return batch
 }
 
-// dropQueueLocked refuses all queued requests: appends get ErrNotRunning, offers are counted
-// as dropped.
-func (s *Store) dropQueueLocked() {
+// dropQueueLocked refuses all queued requests: appends get ErrNotRunning. It returns the offers, for
+// dropped, which takes the lock itself.
+func (s *Store) dropQueueLocked() (offers []*appendRequest) {
 	s.failQueuedLocked(ErrNotRunning)
-	for _, r := range s.queue {
+	offers, s.queue = s.queue, nil
+	for _, r := range offers {
 		s.subtractQueuedLocked(r)
-		s.stats.Dropped++
 	}
-	s.queue = nil
+	return offers
 }
 
 // failQueuedLocked answers the appends of the queue with an error; offers stay in it.

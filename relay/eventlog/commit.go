@@ -107,11 +107,13 @@ func (s *Store) drain() {
 	failed := s.stats.FailedCommits
 	s.mu.Unlock()
 	for s.commitBatch() {
+		var dropped []*appendRequest
 		s.mu.Lock()
 		if s.stats.FailedCommits > failed {
-			s.dropQueueLocked()
+			dropped = s.dropQueueLocked()
 		}
 		s.mu.Unlock()
+		s.dropped(dropped)
 	}
 }
 
@@ -135,8 +137,8 @@ func (s *Store) commit(batch []*appendRequest) {
 		err = s.commitAll(batch)
 	}
 	if isDamage(err) { // the table of calls may be damaged, and that of state sound
-		if rest, dropped := dropCalls(batch); dropped > 0 && len(rest) > 0 {
-			s.countDropped(dropped)
+		if rest, calls := splitCalls(batch); len(calls) > 0 && len(rest) > 0 {
+			s.dropped(calls)
 			batch, err = rest, s.commitAll(rest)
 			if s.room.callsDamaged = err == nil; err == nil {
 				s.opts.Watch.Report("calls", storage.Problem{Kind: storage.Damaged, Detail: "events about calls cannot be stored, other events can; see: agentctl relay check"})
@@ -152,18 +154,30 @@ func (s *Store) commit(batch []*appendRequest) {
 	s.answer(batch, err)
 }
 
-// countDropped counts offers that were not stored.
-func (s *Store) countDropped(n int) {
+// dropped counts and reports offers that were not stored.
+func (s *Store) dropped(offers []*appendRequest) {
+	if len(offers) == 0 {
+		return
+	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stats.Dropped += uint64(n)
+	s.stats.Dropped += uint64(len(offers))
+	s.mu.Unlock()
+	if s.opts.OnDrop == nil {
+		return
+	}
+	events := make([]kernel.Event, 0, len(offers))
+	for _, r := range offers {
+		events = append(events, r.events...)
+	}
+	s.opts.OnDrop(events)
 }
 
-// answer tells the callers of a batch what became of it, and counts offers that were not stored.
+// answer tells the callers of a batch what became of it, and reports offers that were not stored.
 func (s *Store) answer(batch []*appendRequest, err error) {
+	var offers []*appendRequest
 	for _, r := range batch {
 		if err != nil && r.offered {
-			s.countDropped(1)
+			offers = append(offers, r)
 		}
 		if r.err = err; err != nil {
 			r.last = 0
@@ -172,6 +186,7 @@ func (s *Store) answer(batch []*appendRequest, err error) {
 			close(r.done)
 		}
 	}
+	s.dropped(offers)
 }
 
 // commitAll stores a batch of requests, all or none of them. Callers rely on the order: followers

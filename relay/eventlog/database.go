@@ -228,6 +228,7 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = sqlitefile.ReadError(path, err)
 	return storage.Wrap(filepath.Dir(path), FileName, explainText(path, err))
 }
 

@@ -99,6 +99,11 @@ type Options struct {
 
 	// onCommit is called by the goroutine of Run after each batch, before its Append returns: in tests.
 	onCommit func([]kernel.Event)
+
+	// OnDrop is called with events that Offer accepted and that were not stored after all, from
+	// the goroutine of Run, or of Close for what was left. It must be quick, must not append, and
+	// must not keep the slice.
+	OnDrop func([]kernel.Event)
 }
 
 // Quota bounds the events of one class of one tenant.
@@ -469,11 +474,13 @@ func (s *Store) Stats() Stats {
 func (s *Store) Close() error {
 	s.mu.Lock()
 	was := s.state
+	var dropped []*appendRequest
 	if was != stateRunning {
 		s.state = stateClosed
-		s.dropQueueLocked()
+		dropped = s.dropQueueLocked()
 	}
 	s.mu.Unlock()
+	s.dropped(dropped)
 	switch was {
 	case stateRunning:
 		return errors.New("eventlog: Close while Run is running; end its context first")

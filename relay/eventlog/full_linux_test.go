@@ -5,10 +5,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,7 +26,8 @@ func TestDiskFull(t *testing.T) {
 		}
 	})
 	path := filepath.Join(dir, FileName)
-	s := open(t, Options{Path: path})
+	dropped := make(chan []Event, 1)
+	s := open(t, Options{Path: path, OnDrop: func(e []Event) { dropped <- slices.Clone(e) }})
 	run(t, s)
 	kept := []uint64{mustAppend(t, s, event("call", "t", 0))}
 	ballast := filepath.Join(dir, "ballast")
@@ -57,8 +58,8 @@ func TestDiskFull(t *testing.T) {
 		t.Fatalf("%d failures, stats %+v", failures, st)
 	}
 	s.Offer(big)
-	for s.Stats().Dropped == 0 {
-		time.Sleep(time.Millisecond)
+	if e := <-dropped; len(e) != 1 || e[0].Aggregate != "big" || s.Stats().Dropped != 1 {
+		t.Errorf("%d events were reported as dropped, stats %+v", len(e), s.Stats())
 	}
 
 	if err := os.Remove(ballast); err != nil {

@@ -26,11 +26,11 @@ func (s *Store) probe(ctx context.Context) error {
 // writeProbe sets a number of the file's header to what it is: SQLite writes the page and
 // syncs it. Run's.
 func (s *Store) writeProbe() error {
-	return s.tx(func() error {
+	return explain(s.opts.Path, s.tx(func() error {
 		var version int
 		if err := s.queryRow("PRAGMA user_version").Scan(&version); err != nil {
 			return err
 		}
 		return s.exec(fmt.Sprintf("PRAGMA user_version = %d", version))
-	})
+	}))
 }

@@ -73,7 +73,9 @@ func (s *Store) openRoom() error {
 func (s *Store) readRoom() error {
 	r := &s.room
 	var free int64
+	op := s.opts.Watch.Begin("read")
 	err := s.queryRow("SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count").Scan(&r.filePages, &free)
+	op.End(explain(s.opts.Path, err))
 	r.usedPages = r.filePages - free
 	r.freePages = r.maxPages - r.usedPages
 	return err
@@ -88,8 +90,8 @@ func needPages(bytes int) int64 { return int64(bytes)*5/4/pageSize + 16 }
 func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
 	r := &s.room
 	if !r.pinned.IsZero() || r.callsDamaged {
-		rest, dropped := dropCalls(batch)
-		s.countDropped(dropped)
+		rest, calls := splitCalls(batch)
+		s.dropped(calls)
 		if batch = rest; len(batch) == 0 {
 			s.checkpoint()
 			return nil, nil
@@ -160,14 +162,16 @@ func (s *Store) refuseLargest(batch []*appendRequest, err error) (rest []*append
 	return rest
 }
 
-// dropCalls removes offered calls from a batch, and returns how many.
-func dropCalls(batch []*appendRequest) (rest []*appendRequest, dropped int) {
+// splitCalls separates the offered calls of a batch from the rest.
+func splitCalls(batch []*appendRequest) (rest, calls []*appendRequest) {
 	for _, req := range batch {
-		if !req.offered || classOf(req.events[0].Type) != ClassCalls {
+		if req.offered && classOf(req.events[0].Type) == ClassCalls {
+			calls = append(calls, req)
+		} else {
 			rest = append(rest, req)
 		}
 	}
-	return rest, len(batch) - len(rest)
+	return rest, calls
 }
 
 // checkpoint copies the write-ahead log into the database and empties it, if it has grown to half of
@@ -175,8 +179,10 @@ func dropCalls(batch []*appendRequest) (rest []*appendRequest, dropped int) {
 // reader. It does not wait for readers: a transaction would wait for them as well.
 func (s *Store) checkpoint() {
 	r := &s.room
+	op := s.opts.Watch.Begin("stat") // which a disk that hangs holds as well
 	wal := fileSize(s.opts.Path + "-wal")
 	s.bytes.Store(wal + fileSize(s.opts.Path) + fileSize(s.opts.Path+"-shm"))
+	op.End(nil)
 	if wal < r.maxWAL/2 {
 		r.busySince = time.Time{}
 		s.setPinned(time.Time{})
@@ -209,7 +215,7 @@ func (s *Store) truncateWAL() (busy bool, err error) {
 	var state, frames, copied int
 	op := s.opts.Watch.Begin("checkpoint")
 	err = s.queryRow("PRAGMA wal_checkpoint(TRUNCATE)").Scan(&state, &frames, &copied)
-	op.End(err)
+	op.End(explain(s.opts.Path, err))
 	if err == nil {
 		busy = state != 0
 	}

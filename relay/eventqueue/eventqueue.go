@@ -10,7 +10,7 @@
 // A Queue is a kernel.Log itself. Append, Replay and Last are those of the log below, and
 // Append says why the log takes nothing. Events about calls, and those that the gateway
 // publishes, do not wait here: a busy relay has thousands a second. They are offered to the log
-// below, and counted as a gap if it refuses them.
+// below, and counted as a gap if it refuses them, or accepts them and does not store them (Dropped).
 package eventqueue
 
 import (
@@ -72,6 +72,8 @@ type Stats struct {
 	Waiting int    // events
 	Bytes   int    // of them
 	Lost    uint64 // events that a gap reports
+	// Unreported are those of Lost whose gap is not written, nor waits to be.
+	Unreported uint64
 }
 
 // Queue is a kernel.Log that never loses a change of state without a word. Its methods may be
@@ -214,7 +216,7 @@ func (q *Queue) addGapLocked(e *kernel.Event) {
 		typ = "other"
 	}
 	g.Counts[typ]++
-	g.ToMS = e.CreatedMS
+	g.FromMS, g.ToMS = min(g.FromMS, e.CreatedMS), max(g.ToMS, e.CreatedMS)
 	q.signal()
 }
 
@@ -228,6 +230,15 @@ func (q *Queue) flushGapLocked(tenant string) {
 	delete(q.gaps, tenant)
 	payload, _ := json.Marshal(g) // a map and numbers: cannot fail
 	q.pushLocked(kernel.Event{Tenant: tenant, Type: gapType, Aggregate: q.opt.Store, Payload: payload, CreatedMS: g.ToMS})
+}
+
+// Dropped counts events that the log below accepted and did not store: the next gap reports them.
+func (q *Queue) Dropped(events []kernel.Event) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range events {
+		q.addGapLocked(&events[i])
+	}
 }
 
 func (q *Queue) signal() {
@@ -369,5 +380,11 @@ func (q *Queue) remove(n int, lost bool) (more bool) {
 func (q *Queue) Stats() Stats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return Stats{Waiting: len(q.waiting), Bytes: q.bytes, Lost: q.lost}
+	s := Stats{Waiting: len(q.waiting), Bytes: q.bytes, Lost: q.lost}
+	for _, g := range q.gaps {
+		for _, n := range g.Counts {
+			s.Unreported += n
+		}
+	}
+	return s
 }

@@ -182,9 +182,18 @@ func TestCallsPassThrough(t *testing.T) {
 		if offer(q, "a", "call", 2) || offer(q, "a", "event", 3) {
 			t.Error("accepted by a log that refuses")
 		}
+		q.Dropped([]kernel.Event{{Tenant: "a", Type: "call", CreatedMS: 1}, {Tenant: "a", Type: "call", CreatedMS: 2}})
+		if s := q.Stats(); s.Lost != 4 || s.Unreported != 4 {
+			t.Errorf("stats %+v", s)
+		}
 		time.Sleep(time.Second)
-		if all := l.events(); l.offers != 3 || len(all) != 1 || all[0] != "a log.gap events.db" {
-			t.Errorf("%d offers, events %v", l.offers, all)
+		var g Gap
+		_ = l.Replay(t.Context(), 0, func(e kernel.Event) error { return json.Unmarshal(e.Payload, &g) })
+		if all := l.events(); l.offers != 3 || len(all) != 1 || all[0] != "a log.gap events.db" || g.Counts["call"] != 3 || g.Counts["event"] != 1 || g.FromMS != 1 {
+			t.Errorf("%d offers, events %v, gap %+v", l.offers, all, g)
+		}
+		if s := q.Stats(); s.Unreported != 0 {
+			t.Errorf("stats %+v", s)
 		}
 	})
 }

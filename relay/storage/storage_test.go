@@ -243,7 +243,7 @@ func TestAnswers(t *testing.T) {
 			}
 		}
 	}
-	for code, want := range map[int]Kind{sqlite3.SQLITE_FULL: Full, sqlite3.SQLITE_IOERR_SHMSIZE: Full, sqlite3.SQLITE_IOERR_WRITE: Failing, sqlite3.SQLITE_IOERR_CORRUPTFS: Damaged} {
+	for code, want := range map[int]Kind{sqlite3.SQLITE_FULL: Full, sqlite3.SQLITE_IOERR_SHMSIZE: Full, sqlite3.SQLITE_IOERR_WRITE: Failing, sqlite3.SQLITE_IOERR_CORRUPTFS: Failing} {
 		if got := classifySQLite(code); got != want {
 			t.Errorf("SQLite's %d is %q, not %q", code, got, want)
 		}
