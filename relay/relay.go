@@ -332,6 +332,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		r.abandoned.Store(true)
 		r.log.Error("the disk does not answer: what was not stored yet is lost", zap.Duration("waited", drainTimeout), zap.Int("events", r.queue.Stats().Waiting))
 	}
+	if n := r.queue.Stats().Unreported; n > 0 {
+		r.log.Error("events are missing in the event log, and no "+eventqueue.GapType+" in it says so, because the relay stopped", zap.Uint64("events", n))
+	}
 	r.log.Info("relay stopped")
 	return err
 }
@@ -385,6 +388,26 @@ func (r *Relay) Close() error {
 	if r.abandoned.Load() {
 		return errors.Join(errs...)
 	}
+	closed := make(chan error, 1)
+	go func() { closed <- r.closeStores() }() // not waited for if the disk hangs
+	select {
+	case err := <-closed:
+		errs = append(errs, err)
+	case <-time.After(closeTimeout):
+		r.abandoned.Store(true)
+		err := errors.New("the disk does not answer: files are left open; what was acknowledged is stored")
+		r.log.Error(err.Error(), zap.Duration("waited", closeTimeout))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// closeTimeout bounds how long Close waits for the disk: a checkpoint of each database, and an
+// unfinished write of another process.
+const closeTimeout = 5 * time.Second
+
+func (r *Relay) closeStores() error {
+	var errs []error
 	if r.audit != nil {
 		errs = append(errs, r.audit.Close())
 	}

@@ -170,10 +170,12 @@ func (l *Log) Write(r *kernel.Record) {
 func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {
-		l.losses.add(lostFull, classAdmin, 1)
+		l.loseCommit(lostFull, r)
 		return storageError(err)
 	}
 	l.wakeWriter()
+	op := l.opt.Watch.Begin("commit") // may be slow although none of its operations is
+	defer op.End(nil)                 // which show what fails
 	timer := time.NewTimer(commitTimeout)
 	defer timer.Stop()
 	var err error
@@ -189,8 +191,16 @@ func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 		return ctx.Err()
 	}
 	c.abandoned.Store(true)
-	l.losses.add(lostStorage, classAdmin, 1)
+	l.loseCommit(lostStorage, r)
 	return storageError(err)
+}
+
+// loseCommit counts a commit that failed. A change that was only about to begin is not made then,
+// so that nothing is lost.
+func (l *Log) loseCommit(reason lossReason, r *kernel.Record) {
+	if r.Decision != kernel.Begun {
+		l.losses.add(reason, classAdmin, 1)
+	}
 }
 
 // storageError is what the callers of Commit get: a fault of the store, which says so to clients.

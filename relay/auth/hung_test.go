@@ -3,8 +3,11 @@ package auth
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"testing"
 	"time"
+
+	"modernc.org/sqlite"
 
 	"agentctl/manifest"
 	"agentctl/relay/storage"
@@ -79,4 +82,36 @@ func TestHungTransaction(t *testing.T) {
 	}
 	close(hold)
 	mint(t, s, MintRequest{Class: "agent"}) // the next one is served
+}
+
+// A query that the disk holds is given up by its caller, and so are those behind it.
+func TestHungRead(t *testing.T) {
+	release, held := make(chan struct{}), make(chan struct{})
+	if err := sqlite.RegisterScalarFunction("hang_for_test", 0, func(*sqlite.FunctionContext, []driver.Value) (driver.Value, error) {
+		close(held)
+		<-release
+		return int64(1), nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s := openStore(t, Options{Watch: storage.NewWatch(dbFile), WriteTimeout: 50 * time.Millisecond})
+	rows := 0
+	row := func(func(...any) error) error { rows++; return nil }
+	first := make(chan error)
+	go func() { first <- s.query(t.Context(), row, "SELECT hang_for_test()") }()
+	<-held
+	if _, err := s.Tokens(t.Context()); storage.Classify(err) != storage.Hung {
+		t.Errorf("behind a query that hangs: %v", err)
+	}
+	if err := <-first; storage.Classify(err) != storage.Hung {
+		t.Errorf("a query that hangs: %v", err)
+	}
+	began := time.Now()
+	if s.lookupKey(s.Issuer(), "none") != nil || time.Since(began) > 2*storage.SlowAfter {
+		t.Errorf("a key that is not known: %v", time.Since(began))
+	}
+	close(release)
+	if err := s.query(t.Context(), row, "SELECT 1"); err != nil || rows != 1 {
+		t.Errorf("afterwards: %v, %d rows", err, rows)
+	}
 }

@@ -14,7 +14,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -260,24 +259,40 @@ func (s *Store) lookupKey(issuer, kid string) *verifyKey {
 		return nil // whoever waits for the disk here cannot be canceled
 	}
 	came := time.Now()
-	s.keyLookup.mu.Lock()
-	defer s.keyLookup.mu.Unlock()
-	if !s.keyLookup.began.After(came) {
-		s.keyLookup.began = time.Now()
+	timeout := time.NewTimer(storage.SlowAfter)
+	defer timeout.Stop()
+	select {
+	case s.keyLookup.slot <- struct{}{}:
+	case <-timeout.C:
+		return nil
+	}
+	if s.keyLookup.began.After(came) {
+		<-s.keyLookup.slot
+		return s.keyring.Load().public[id]
+	}
+	s.keyLookup.began = time.Now()
+	done := make(chan struct{})
+	go func() { // holds the slot until the disk answers: one is stuck at most
+		defer close(done)
+		defer func() { <-s.keyLookup.slot }()
 		op := s.db.watch.Begin("read")
-		err := s.reloadKeyring()
+		err := explain(s.dir.path, s.reloadKeyring())
 		op.End(err)
 		if err != nil && storage.Classify(err) == "" { // faults of the disk are logged by their monitor
 			s.log.Warn("look for a new signing key", zap.Error(err))
 		}
+	}()
+	select {
+	case <-done:
+	case <-timeout.C:
 	}
 	return s.keyring.Load().public[id]
 }
 
 // keyLookup is the state of lookupKey.
 type keyLookup struct {
-	mu    sync.Mutex // held during a lookup; taken before Store.keysMu
-	began time.Time  // when the last lookup began
+	slot  chan struct{} // holds one value during a lookup; taken before Store.keysMu
+	began time.Time     // when the last lookup began; of the holder of slot
 }
 
 // reloadKeyring reads the keys if they have changed, within busyTimeout.

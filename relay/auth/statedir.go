@@ -208,6 +208,7 @@ func explain(path string, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = sqlitefile.ReadError(filepath.Join(path, dbFile), err)
 	return storage.Wrap(path, dbFile, explainText(path, err))
 }
 

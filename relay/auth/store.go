@@ -85,7 +85,8 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker()}
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker(),
+		keyLookup: keyLookup{slot: make(chan struct{}, 1)}}
 	if s.now == nil {
 		s.now = time.Now
 	}
@@ -275,8 +276,9 @@ func (s *Store) Refresh(ctx context.Context) error {
 	if err == nil {
 		err = s.loadNodes(ctx) // an index lookup when nothing has changed
 	}
+	err = explain(s.dir.path, err)
 	op.End(err)
-	return explain(s.dir.path, err)
+	return err
 }
 
 // loadRevocations replaces the deny list by what the database has.
@@ -290,20 +292,46 @@ func (s *Store) loadRevocations(ctx context.Context) error {
 
 // query is forEachRow on the read connection, with errors explained.
 //
-// One query runs at a time. On a disk that hangs it is stuck, and those behind it give up.
+// One query runs at a time. On a disk that hangs its goroutine is stuck. Its caller gives up, as
+// those behind it do, and fn is not called any more.
 func (s *Store) query(ctx context.Context, fn func(scan func(...any) error) error, query string, args ...any) error {
 	if err := s.db.watch.Stuck(storage.HungAfter); err != nil {
 		return err
 	}
-	if s.db.writeTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.db.writeTimeout)
-		defer cancel()
+	read := func(ctx context.Context) error {
+		op := s.db.watch.Begin("read")
+		err := explain(s.dir.path, forEachRow(ctx, s.db.readDB, fn, query, args...))
+		op.End(err)
+		return err
 	}
-	op := s.db.watch.Begin("read")
-	err := forEachRow(ctx, s.db.readDB, fn, query, args...)
-	op.End(err)
-	return explain(s.dir.path, storage.TimedOut(dbFile, err))
+	if s.db.writeTimeout == 0 {
+		return read(ctx)
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.db.writeTimeout)
+	defer cancel()
+	var mu sync.Mutex // held while fn runs, which waits for nothing
+	callerLeft := false
+	row := fn
+	fn = func(scan func(...any) error) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if callerLeft {
+			return errStopRows
+		}
+		return row(scan)
+	}
+	done := make(chan error, 1)
+	go func() { done <- read(ctx) }()
+	var err error
+	select {
+	case err = <-done:
+	case <-ctx.Done():
+		mu.Lock()
+		callerLeft = true
+		mu.Unlock()
+		err = ctx.Err()
+	}
+	return storage.TimedOut(dbFile, err)
 }
 
 // Audience returns claim aud of tokens for this relay.
