@@ -333,7 +333,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		r.log.Error("the disk does not answer: what was not stored yet is lost", zap.Duration("waited", drainTimeout), zap.Int("events", r.queue.Stats().Waiting))
 	}
 	if n := r.queue.Stats().Unreported; n > 0 {
-		r.log.Error("events are missing in the event log, and no "+eventqueue.GapType+" in it says so, because the relay stopped", zap.Uint64("events", n))
+		r.log.Error("events are missing in the event log, and no log.gap in it says so, because the relay stopped", zap.Uint64("events", n))
 	}
 	r.log.Info("relay stopped")
 	return err

@@ -162,7 +162,6 @@ func TestDiskFaultsReal(t *testing.T) {
 		// SQLite calls a page that it cannot read damage, which would stand for ever.
 		{"fail any relay.db* EIO", "relay.db", []func() diskAnswer{mint}, []func() diskAnswer{echo, create, ingest}, true},
 		{"fail any events.db* EIO", "events.db", []func() diskAnswer{create, ingest}, []func() diskAnswer{echo, mint}, true},
-		{"slow any events.db 3000", "events.db", []func() diskAnswer{create, ingest}, []func() diskAnswer{echo, mint}, true},
 		{"readonly", "events.db", []func() diskAnswer{create, mint}, []func() diskAnswer{echo}, false},
 	} {
 		d.disk.Fault(strings.Fields(c.fault)...)
@@ -209,7 +208,7 @@ func TestDiskFaultsReal(t *testing.T) {
 			lines++
 		}
 	}
-	if lines > 90 { // of nine faults, in more than three minutes' worth of the limit
+	if lines > 80 { // of eight faults, in more than three minutes' worth of the limit
 		t.Errorf("%d lines in the log", lines)
 	}
 }
@@ -275,8 +274,9 @@ func TestDiskGapReal(t *testing.T) {
 		call()
 	}
 	stored, missing := 0, 0
+	defer func() { t.Logf("%d calls, %d stored, %d reported as missing", calls, stored, missing) }()
 	d.await("all calls", func() bool {
-		out, _, _ := d.command("events", "replay", "--state-dir", d.dir)
+		out, _, _ := d.command("events", "replay", "-o", "ndjson", "--state-dir", d.dir)
 		stored, missing = 0, 0
 		for line := range strings.Lines(out) {
 			var e struct {

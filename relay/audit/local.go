@@ -20,20 +20,19 @@ import (
 // before the change is made (decision begin), and another one with its outcome and the same trace id
 // afterwards. The actor is local:UID, of the user who typed the command.
 //
-// It returns the error of change. While the first line cannot be written, nothing is changed; the
-// error wraps errStorage. An outcome that cannot be written is reported to unrecorded, since the
-// change is made.
+// It returns the error of change. While the first line cannot be written, nothing is changed. An
+// outcome that cannot be written is reported to unrecorded, since the change is made.
 func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
 	if err := appendLocal(dir, &r); err != nil {
-		return fmt.Errorf("nothing was changed: %w: %w", errStorage, err)
+		return fmt.Errorf("nothing was changed, because the audit log cannot be written: %w", err)
 	}
 	err := change(&r)
 	if r.Decision = kernel.Allowed; err != nil {
 		r.Decision = kernel.Failed
 	}
 	if e := appendLocal(dir, &r); e != nil {
-		unrecorded(fmt.Errorf("%w: %w", errStorage, e))
+		unrecorded(e)
 	}
 	return err
 }
@@ -42,10 +41,7 @@ func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error,
 // state directory.
 func RecordLocal(dir string, r kernel.Record) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
-	if err := appendLocal(dir, &r); err != nil {
-		return fmt.Errorf("%w: %w", errStorage, err)
-	}
-	return nil
+	return appendLocal(dir, &r)
 }
 
 func localActor() string { return "local:" + strconv.Itoa(os.Getuid()) }

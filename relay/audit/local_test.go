@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"agentctl/relay/kernel"
@@ -62,7 +63,7 @@ func TestLocalChangeWithoutDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed := func(*kernel.Record) error { t.Error("changed"); return nil }
-	if err := LocalChange(dir, kernel.Record{Tool: "keys.rotate"}, changed, nil); !errors.Is(err, errStorage) {
+	if err := LocalChange(dir, kernel.Record{Tool: "keys.rotate"}, changed, nil); !errors.Is(err, syscall.EISDIR) {
 		t.Error(err)
 	}
 }
