@@ -30,10 +30,7 @@ func (h *Hub) handshake(conn link.Conn, slot *Slot) {
 			return g, nil
 		},
 		Admit: func(ctx context.Context, s *link.Session, a *link.Auth) (link.Admission, error) {
-			slot.Release()
-			if slot.onAuth != nil {
-				slot.onAuth()
-			}
+			slot.authenticated()
 			return h.admit(ctx, s, a, &adm)
 		},
 		ReconnectSpreadMS: h.reconnectSpreadMS, ValidateCapability: h.opt.ValidateCapability,

@@ -173,6 +173,7 @@ type Hub struct {
 	admitted          map[string]int                 // links between auth and ready, by node id
 	waiting           waitingLinks                   // for their handshake
 	slots             map[netip.Prefix]*addressSlots // of handshakes, by address
+	knownAddresses    map[netip.Prefix]struct{}      // from which a board has authenticated
 	recentNodes       int                            // of the last hour
 	searchedAt        time.Time                      // see findCommand
 	wheel             [wheelSize]map[*Node]struct{}  // timer wheel of the nodes, see sweep.go
@@ -198,7 +199,7 @@ type Hub struct {
 // New makes a hub without devices.
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, nodeLimit: MaxNodes, lostLimit: maxLost, handshakeLimit: maxHandshakes,
-		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int), slots: make(map[netip.Prefix]*addressSlots),
+		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int), slots: make(map[netip.Prefix]*addressSlots), knownAddresses: make(map[netip.Prefix]struct{}),
 		startPace: rate.NewLimiter(handshakeRate, handshakeBurst), readyPace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
 		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {

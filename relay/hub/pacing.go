@@ -130,10 +130,39 @@ func (h *Hub) refuseWaiting() {
 	}
 }
 
-// waitingLinks are links that wait for their handshake: those of one address in the order in
-// which they came, and the addresses in turns, so that many links of one do not delay another.
-// The zero value is empty.
+// waitingLinks are links that wait for their handshake. Those of addresses from which a board has
+// authenticated before come first, except that each fourth place is a stranger's: a flood of
+// strangers does not delay boards that come back, and a new board is not shut out.
 type waitingLinks struct {
+	len             int
+	known, stranger addressQueue
+	popped          int
+}
+
+const strangersTurn = 4
+
+func (q *waitingLinks) push(conn link.Conn, slot *Slot) {
+	if slot.isKnown {
+		q.known.push(conn, slot)
+	} else {
+		q.stranger.push(conn, slot)
+	}
+	q.len++
+}
+
+// pop removes the next link. There must be one.
+func (q *waitingLinks) pop() waitingLink {
+	q.len--
+	q.popped++
+	if q.known.len == 0 || (q.popped%strangersTurn == 0 && q.stranger.len > 0) {
+		return q.stranger.pop()
+	}
+	return q.known.pop()
+}
+
+// addressQueue has the links of one address in the order in which they came, and the addresses in
+// turns, so that many links of one do not delay another. The zero value is empty.
+type addressQueue struct {
 	len    int
 	queues map[netip.Prefix][]waitingLink
 	order  []netip.Prefix // addresses with a queue; the first is the next
@@ -144,7 +173,7 @@ type waitingLink struct {
 	slot *Slot
 }
 
-func (q *waitingLinks) push(conn link.Conn, slot *Slot) {
+func (q *addressQueue) push(conn link.Conn, slot *Slot) {
 	if q.queues == nil {
 		q.queues = make(map[netip.Prefix][]waitingLink)
 	}
@@ -156,7 +185,7 @@ func (q *waitingLinks) push(conn link.Conn, slot *Slot) {
 }
 
 // pop removes the next link. There must be one.
-func (q *waitingLinks) pop() waitingLink {
+func (q *addressQueue) pop() waitingLink {
 	address := q.order[0]
 	q.order = q.order[1:]
 	queue := q.queues[address]
@@ -169,7 +198,7 @@ func (q *waitingLinks) pop() waitingLink {
 		delete(q.queues, address)
 	}
 	if q.len--; q.len == 0 {
-		*q = waitingLinks{} // frees what has grown
+		*q = addressQueue{} // frees what has grown
 	}
 	return next
 }

@@ -20,6 +20,7 @@ type Slot struct {
 	address  netip.Prefix  // that shares are counted by
 	of       *addressSlots // nil: it has no address
 	onAuth   func()
+	isKnown  bool // a board has authenticated from the address before
 	released atomic.Bool
 }
 
@@ -37,7 +38,8 @@ type addressSlots struct {
 // when the board has proved its identity.
 //
 // An address gets a quarter of what is free at most: as handshakes end, many addresses that take
-// all they may come to leave room for another one.
+// all they may come to leave room for another one. A quarter of all is kept for addresses from
+// which a board has authenticated since the start.
 func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) *Slot {
 	h.mu.Lock()
 	of := h.slots[address]
@@ -56,8 +58,15 @@ func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Pref
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var slot *Slot
-	if room := int(h.handshakeLimit - h.handshaking.Load()); ok && of.held < max(1, room/4) {
-		slot = h.newSlotLocked(client, address, of, onAuth)
+	_, isKnown := h.knownAddresses[address]
+	room := h.handshakeLimit - h.handshaking.Load()
+	if !isKnown {
+		room -= h.handshakeLimit / 4
+	}
+	if ok && room > 0 && int64(of.held) < max(1, room/4) {
+		if slot = h.newSlotLocked(client, address, of, onAuth); slot != nil {
+			slot.isKnown = isKnown
+		}
 	}
 	if slot == nil {
 		if ok {
@@ -100,5 +109,30 @@ func (s *Slot) Release() {
 func (h *Hub) dropSlotUserLocked(address netip.Prefix, of *addressSlots) {
 	if of.users--; of.users == 0 {
 		delete(h.slots, address)
+	}
+}
+
+// maxKnownAddresses bounds Hub.knownAddresses. When it is full, any of them makes room.
+const maxKnownAddresses = 16384
+
+// authenticated frees the slot: the board has proved its identity. Its address is known from now
+// on.
+func (s *Slot) authenticated() {
+	s.Release()
+	if h := s.hub; s.of != nil {
+		h.mu.Lock()
+		if _, ok := h.knownAddresses[s.address]; !ok {
+			for a := range h.knownAddresses {
+				if len(h.knownAddresses) < maxKnownAddresses {
+					break
+				}
+				delete(h.knownAddresses, a)
+			}
+			h.knownAddresses[s.address] = struct{}{}
+		}
+		h.mu.Unlock()
+	}
+	if s.onAuth != nil {
+		s.onAuth()
 	}
 }

@@ -64,7 +64,7 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 		mayTake := func(a netip.Prefix) bool {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			of, room := h.slots[a], int(h.handshakeLimit-h.handshaking.Load())
+			of, room := h.slots[a], int(h.handshakeLimit-h.handshaking.Load()-h.handshakeLimit/4)
 			return room > 0 && (of == nil || of.held < min(maxHandshakesPerAddress, max(1, room/4)))
 		}
 		for range 10 { // each ends a third of the handshakes, as those that time out
@@ -90,6 +90,49 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 	})
 }
 
+// TestKnownAddress: strangers that take all they may leave places for addresses from which a board
+// has authenticated, and those come first.
+func TestKnownAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := New(Options{})
+		defer h.cancel()
+		h.handshakeLimit = 16
+		home, proved := address("192.0.2.1/32"), 0
+		h.Reserve(t.Context(), netip.Addr{}, home, func() { proved++ }).authenticated()
+		if h.handshaking.Load() != 0 || proved != 1 {
+			t.Errorf("%d handshakes, %d boards have proved who they are", h.handshaking.Load(), proved)
+		}
+		taken := 0
+		for i := range 255 {
+			if h.Reserve(t.Context(), netip.Addr{}, netip.PrefixFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 32), nil) != nil {
+				taken++
+			}
+		}
+		if taken != 12 {
+			t.Errorf("strangers took %d of 16", taken)
+		}
+		if s := h.Reserve(t.Context(), netip.Addr{}, home, nil); s == nil || !s.isKnown {
+			t.Error("the known address has no place")
+		}
+	})
+	var q waitingLinks
+	for i := range 8 {
+		_, c := link.Pipe()
+		q.push(c, &Slot{address: address("192.0.2.1/32"), isKnown: i%2 == 1})
+	}
+	order := ""
+	for q.len > 0 {
+		if q.pop().slot.isKnown {
+			order += "k"
+		} else {
+			order += "s"
+		}
+	}
+	if order != "kkksksss" {
+		t.Errorf("order %s", order)
+	}
+}
+
 // TestWaitingInTurns: addresses take turns, and links of one keep their order.
 func TestWaitingInTurns(t *testing.T) {
 	var q waitingLinks
@@ -107,7 +150,7 @@ func TestWaitingInTurns(t *testing.T) {
 			t.Errorf("number %d is another link", i)
 		}
 	}
-	if q.len != 0 || q.queues != nil {
+	if q.len != 0 || q.stranger.queues != nil {
 		t.Errorf("what is left: %+v", q)
 	}
 }
