@@ -20,6 +20,10 @@ const (
 	// A new one replaces the oldest of all when there are maxStrangers and it is this old: a good
 	// client shows its token sooner.
 	minStrangerAge = 250 * time.Millisecond
+	// Addresses from which a token was shown have places of their own, a quarter as many, in which
+	// nothing is replaced: a flood of other addresses does not touch them.
+	knownPart         = 4
+	maxKnownAddresses = 16384 // when it is full, any of them makes room
 
 	// An address may open this many connections a second that end without a token, after a burst.
 	// One that opens more is refused before TLS and HTTP cost anything. The rate is what health
@@ -58,14 +62,16 @@ type Conns struct {
 
 	mu        sync.Mutex // protects the fields below, and Conn.state
 	open      int
-	strangers int
+	strangers int // without those of known addresses
+	returning int // strangers of known addresses
+	known     map[netip.Prefix]struct{}
 	addresses map[netip.Prefix]int // strangers by AddressKey
 	order     list.List            // of *Conn, the strangers, the oldest first
 }
 
 // NewConns makes Conns. It starts nothing.
 func NewConns(o ConnOptions) *Conns {
-	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), addresses: make(map[netip.Prefix]int),
+	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), addresses: make(map[netip.Prefix]int), known: make(map[netip.Prefix]struct{}),
 		agents: NewPool(int64(min(maxAgentConns, o.MaxOpen/agentConnsDivisor)))}
 }
 
@@ -87,10 +93,13 @@ func (c *Conns) Agents() PoolStats { return c.agents.Stats() }
 func (c *Conns) Strangers() PoolStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return PoolStats{int64(c.strangers), int64(c.maxStrangers()), c.refused.Load()}
+	return PoolStats{int64(c.strangers + c.returning), int64(c.maxStrangers() + c.maxReturning()), c.refused.Load()}
 }
 
 func (c *Conns) maxStrangers() int { return min(maxStrangers, c.o.MaxOpen/4) }
+
+// maxReturning bounds strangers of known addresses.
+func (c *Conns) maxReturning() int { return max(1, c.maxStrangers()/knownPart) }
 
 // Listener returns a listener whose TCP connections are counted; others pass uncounted. plain
 // reports that HTTP without TLS follows, so that a refusal can be written.
@@ -135,23 +144,58 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 	if !isProxy && c.rates.Wait(key.String(), strangerRate, strangerBurst, time.Now()) > 0 {
 		return nil
 	}
-	if victim := c.victim(); victim != nil && !isProxy {
+	if isProxy {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.addLocked(&Conn{TCPConn: tcp, conns: c})
+	}
+	if conn := c.admitReturning(tcp, key); conn != nil {
+		return conn
+	}
+	if victim := c.victim(); victim != nil {
 		_ = victim.Close()
 		c.refused.Add(1)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.open >= c.o.MaxOpen {
+	if !c.hasRoomLocked(key, c.maxStrangers()-c.strangers) {
 		return nil
 	}
-	conn := &Conn{TCPConn: tcp, conns: c}
-	if !isProxy {
-		if c.addresses[key] >= min(maxStrangersPerAddress, max(1, (c.maxStrangers()-c.strangers)/4)) || c.strangers >= c.maxStrangers() {
-			return nil
-		}
+	conn := c.addLocked(&Conn{TCPConn: tcp, conns: c})
+	if conn != nil {
 		c.addresses[key]++
 		c.strangers++
 		conn.stranger = &stranger{key: key, since: time.Now(), element: c.order.PushBack(conn)}
+	}
+	return conn
+}
+
+// admitReturning counts a new connection of a known address in, or returns nil.
+func (c *Conns) admitReturning(tcp *net.TCPConn, key netip.Prefix) *Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, known := c.known[key]; !known || !c.hasRoomLocked(key, c.maxReturning()-c.returning) {
+		return nil
+	}
+	conn := c.addLocked(&Conn{TCPConn: tcp, conns: c})
+	if conn != nil {
+		c.addresses[key]++
+		c.returning++
+		conn.stranger = &stranger{key: key, since: time.Now()}
+	}
+	return conn
+}
+
+// hasRoomLocked reports whether an address may have one more of the free places. c.mu is held.
+func (c *Conns) hasRoomLocked(key netip.Prefix, free int) bool {
+	return free > 0 && c.addresses[key] < min(maxStrangersPerAddress, max(1, free/4))
+}
+
+// addLocked counts a connection, or returns nil when there are as many as there may be. c.mu is
+// held.
+func (c *Conns) addLocked(conn *Conn) *Conn {
+	if c.open >= c.o.MaxOpen {
+		return nil
 	}
 	c.open++
 	return conn
@@ -213,7 +257,7 @@ type Conn struct {
 type stranger struct {
 	key     netip.Prefix // of its address
 	since   time.Time
-	element *list.Element // in Conns.order
+	element *list.Element // in Conns.order; nil: of a known address
 }
 
 // Close closes the connection and counts it out.
@@ -243,8 +287,12 @@ func (c *Conn) forgetStrangerLocked() {
 	if c.stranger == nil {
 		return
 	}
-	c.conns.strangers--
-	c.conns.order.Remove(c.stranger.element)
+	if c.stranger.element == nil {
+		c.conns.returning--
+	} else {
+		c.conns.strangers--
+		c.conns.order.Remove(c.stranger.element)
+	}
 	key := c.stranger.key
 	if c.conns.addresses[key]--; c.conns.addresses[key] == 0 {
 		delete(c.conns.addresses, key)
@@ -268,7 +316,7 @@ func (c *Conn) Authenticate(id Identity) error {
 		c.conns.agents.Release(id, 1)
 		return nil
 	}
-	c.forgetStrangerLocked()
+	c.markKnownLocked()
 	return nil
 }
 
@@ -281,6 +329,25 @@ func (c *Conn) MarkKnown() {
 	}
 	c.conns.mu.Lock()
 	defer c.conns.mu.Unlock()
+	c.markKnownLocked()
+}
+
+// markKnownLocked ends the connection's time as a stranger, and makes its address known. Conns.mu
+// is held.
+func (c *Conn) markKnownLocked() {
+	if c.stranger == nil {
+		return
+	}
+	known := c.conns.known
+	if _, ok := known[c.stranger.key]; !ok {
+		for key := range known {
+			if len(known) < maxKnownAddresses {
+				break
+			}
+			delete(known, key)
+		}
+		known[c.stranger.key] = struct{}{}
+	}
 	c.forgetStrangerLocked()
 }
 

@@ -99,7 +99,7 @@ func TestConnsStrangers(t *testing.T) {
 	if status, _ := statusOf(t, in); status != 200 {
 		t.Errorf("the place of a connection that showed a token: %d", status)
 	}
-	if st := conns.Strangers(); st.Limit != 12 || st.Refused != 1 {
+	if st := conns.Strangers(); st.Limit != 15 || st.Refused != 1 {
 		t.Errorf("stats %+v", st)
 	}
 }
@@ -135,6 +135,28 @@ func TestConnsReplaceOldest(t *testing.T) {
 	conns.mu.Unlock()
 	if strangers != 7 || inOrder != 7 {
 		t.Errorf("%d strangers, %d in order", strangers, inOrder)
+	}
+}
+
+// TestConnsOfKnownAddress: an address from which a token was shown has a place, although silent
+// connections of others have taken all.
+func TestConnsOfKnownAddress(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 32}) // 8 strangers, and 2 of known addresses
+	addr := connServer(t, conns)
+	in, _ := from(t, addr, "127.0.0.2", "/as/a")
+	statusOf(t, in)
+	for i := range 8 {
+		from(t, addr, fmt.Sprintf("127.0.0.%d", 10+i), "")
+	}
+	waitFor(t, "all places are taken", func() bool { return conns.Strangers().InUse == 8 })
+	for local, want := range map[string]int{"127.0.0.2": 200, "127.0.0.3": http.StatusTooManyRequests} {
+		in, _ := from(t, addr, local, "/")
+		if status, _ := statusOf(t, in); status != want {
+			t.Errorf("%s: %d, want %d", local, status, want)
+		}
+	}
+	if st := conns.Strangers(); st.InUse != 9 {
+		t.Errorf("%+v", st)
 	}
 }
 
