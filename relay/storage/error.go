@@ -48,8 +48,9 @@ type readOnlyCache struct {
 
 var readOnly readOnlyCache
 
-// readOnlyInterval is how long a result is used.
-const readOnlyInterval = 3 * time.Second
+// readOnlyInterval is how long a result is used: long enough to bound the writes of many callers
+// that fail at once, and shorter than a fault takes to turn into another one.
+const readOnlyInterval = 500 * time.Millisecond
 
 // check reports whether the filesystem of a directory refuses every change (EROFS).
 func (c *readOnlyCache) check(dir string) bool {
