@@ -180,7 +180,7 @@ func faultReason(err error) string {
 	switch {
 	case err == nil:
 		return ""
-	case errors.Is(err, errForeign):
+	case errors.Is(err, errForeign), errors.Is(err, errNotRegular):
 		return "foreign"
 	case errors.Is(err, errNewer):
 		return "newer"

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -51,7 +52,9 @@ func TestBadFile(t *testing.T) {
 			return b
 		}), "ok", true, 3},
 		{"one byte", damage(func([]byte) []byte { return []byte{'S'} }), "ok", false, 3},
-		{"a directory", func(t *testing.T, path string) { os.Mkdir(path, 0o750) }, "degraded:io", false, 0},
+		{"a directory", func(t *testing.T, path string) { os.Mkdir(path, 0o750) }, "degraded:foreign", false, 0},
+		{"a pipe", func(t *testing.T, path string) { syscall.Mkfifo(path, 0o600) }, "degraded:foreign", false, 0},
+		{"a link to itself", func(t *testing.T, path string) { os.Symlink(path, path) }, "degraded:foreign", false, 0},
 		{"another program's", func(t *testing.T, path string) { sqlite3Shell(t, path, "CREATE TABLE theirs(x)") }, "degraded:foreign", false, 0},
 		{"a newer agentctl's", damage(func(b []byte) []byte { b[71]++; return b }), "degraded:newer", false, 0},
 		{"a symbolic link to nowhere", func(t *testing.T, path string) { os.Symlink("/nonexistent/x/y", path) }, "degraded:io", false, 0},
@@ -63,7 +66,7 @@ func TestBadFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			tt.make(t, path)
-			before, _ := os.ReadFile(path)
+			before := contents(path)
 			s, c := open(t, Options{Path: path})
 			c.set(epoch + 10*msPerDay)
 			record(s, c, 3)
@@ -76,7 +79,7 @@ func TestBadFile(t *testing.T) {
 			if (len(aside) > 0) != tt.aside || (st.Quarantined > 0) != tt.aside || (st.LastError != "") != (tt.aside || tt.state != "ok") {
 				t.Errorf("set aside %q, stats %+v", aside, st)
 			}
-			if after, _ := os.ReadFile(path); tt.state != "ok" && !bytes.Equal(before, after) {
+			if after := contents(path); tt.state != "ok" && !bytes.Equal(before, after) {
 				t.Error("a file that is not ours was changed")
 			}
 			// Whatever the disk is like, what was just recorded can be had.
@@ -89,6 +92,15 @@ func TestBadFile(t *testing.T) {
 			}
 		})
 	}
+}
+
+// contents is what a regular file has, nil for anything else: reading a pipe would wait.
+func contents(path string) []byte {
+	if st, err := os.Stat(path); err != nil || !st.Mode().IsRegular() {
+		return nil
+	}
+	b, _ := os.ReadFile(path)
+	return b
 }
 
 // goodFile is a file with 5000 rows in more than 20 pages.

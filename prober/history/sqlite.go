@@ -68,7 +68,9 @@ var settings = []string{
 // Errors of a file that must not be changed.
 var (
 	errForeign = errors.New("the file belongs to another program; name another one")
-	errNewer   = errors.New("the file was written by a newer agentctl; update agentctl, or name another file")
+	// A directory, a pipe, a circle of links.
+	errNotRegular = errors.New("it is not a regular file; move it away, or name another one")
+	errNewer      = errors.New("the file was written by a newer agentctl; update agentctl, or name another file")
 )
 
 // db is an open file: one connection, its statements prepared once. The holder of
@@ -96,6 +98,9 @@ type db struct {
 func openDB(path string) (_ *db, err error) {
 	if err := atomicfile.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
+	}
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() || errors.Is(err, syscall.ELOOP) {
+		return nil, errNotRegular
 	}
 	// SQLite would create it readable by all; its WAL and index take the mode of this file.
 	f, err := atomicfile.Open(path, 0o640)
