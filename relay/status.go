@@ -1,11 +1,14 @@
 package relay
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"agentctl/relay/audit"
+	"agentctl/relay/eventlog"
 	"agentctl/relay/storage"
 )
 
@@ -153,8 +156,12 @@ func (r *Relay) Status() *Status {
 		}
 	}
 	sizes := r.sizes.Load()
+	bounds := map[string]int64{
+		storeEvents: cmp.Or(r.opt.Events.MaxBytes, eventlog.DefaultMaxBytes),
+		storeAudit:  cmp.Or(r.opt.AuditMaxBytes, audit.DefaultMaxBytes),
+	}
 	for _, h := range r.storage.Health() {
-		row := StoreStatus{Health: h, Works: h.OK()}
+		row := StoreStatus{Health: h, Works: h.OK(), MaxBytes: bounds[h.Store]}
 		if sizes != nil {
 			row.Bytes = (*sizes)[h.Store]
 		}

@@ -128,7 +128,11 @@ func printStores(row func(key, format string, args ...any), s *relay.Status) {
 		if len(st.Problems) > 0 {
 			state = string(st.Problems[0].Kind)
 		}
-		row(key, "%-10s %-10s %s", st.Store, state, term.Bytes(uint64(max(st.Bytes, 0))))
+		size := term.Bytes(uint64(max(st.Bytes, 0)))
+		if st.MaxBytes > 0 {
+			size += " of at most " + term.Bytes(uint64(st.MaxBytes))
+		}
+		row(key, "%-10s %-10s %s", st.Store, state, size)
 		key = ""
 		for _, p := range st.Problems {
 			row("", "  %s", storage.Describe(st.Store, p, time.Now()))
