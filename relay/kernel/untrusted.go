@@ -120,7 +120,7 @@ func escapedRune(s []byte) (c rune, size int) {
 	return c, 6
 }
 
-// hexRune decodes \uXXXX.
+// hexRune decodes an escape of four hex digits at the start of s.
 func hexRune(s []byte) (rune, bool) {
 	var b [2]byte
 	if len(s) < 6 || s[0] != '\\' || s[1] != 'u' {
