@@ -34,7 +34,7 @@ const (
 	// After a load, such as a flood, less is worth returning, and sooner.
 	minTrimSizeAfterLoad     = 2 << 20
 	minTrimIntervalAfterLoad = 10 * time.Second
-	loadAllocation           = 8 << 20 // bytes a second
+	loadAllocation           = 48 << 20 // bytes a second
 	// A relay that is never calm returns what is far more than it uses, once a load is over.
 	minTrimSizeBusy = 64 << 20
 )
