@@ -7,12 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"strings"
 	"sync"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
+	"agentctl/transport/edge"
 )
 
 // A packed payload is an envelope in place of the payload:
@@ -141,7 +141,7 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 		}
 		res, err := next(ctx, r)
 		if err != nil || res == nil || res.Stream != nil || res.RPCError != nil || len(res.InputRequests) > 0 ||
-			(!c.cfg.Force && !acceptsGzip(text(r.Meta, MetaAccept))) || text(res.Meta, MetaEncoding) != "" {
+			(!c.cfg.Force && !edge.AcceptsGzip(text(r.Meta, MetaAccept))) || text(res.Meta, MetaEncoding) != "" {
 			return res, err
 		}
 		if r.Method == kernel.MethodRead {
@@ -149,19 +149,6 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 		}
 		return c.result(res), nil
 	}
-}
-
-// acceptsGzip reads a list like that of Accept-Encoding. It ignores *: a client that sends it
-// may not know envelopes.
-func acceptsGzip(list string) bool {
-	for item := range strings.SplitSeq(list, ",") {
-		coding, weight, _ := strings.Cut(strings.TrimSpace(item), ";")
-		q, hasWeight := strings.CutPrefix(strings.TrimSpace(weight), "q=")
-		if strings.TrimSpace(coding) == "gzip" && !(hasWeight && strings.Trim(q, "0.") == "") {
-			return true
-		}
-	}
-	return false
 }
 
 // unpackArguments replaces packed arguments by plain ones. Arguments that contain the key
