@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
 # Measures the performance bars, side by side in one run (docs/performance.md).
-#   BENCH=quick test/bench.sh    a slice of three minutes; its figures are rough
-#   test/bench.sh -only unary    some of the parts; see: bin/bench -h
+#   BENCH=quick test/bench.sh          a subset in five minutes; its figures are rough
+#   test/bench.sh -only unary          some of the parts; all: bin/bench -h
+#   test/bench.sh -quick -only unary -shared
+#                                      a ratio while other programs use the machine
+#
+# Calls and event streams are measured in two ways. "saturated": the server alone on core 0, its
+# clients and boards on core 1, as many callers as keep the server busy; a figure is void when
+# the server used less than 90 % of its core. "at 2500/s": the same load for every side; void
+# when a side did not reach it.
 # Exits 0 when a bar is missed, and not when something could not be measured.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case "${1:-}" in -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" ;; esac
 [ -x bin/agentctl ] && [ -x bin/agentctl-board ] || make -s build board
 CGO_ENABLED=0 go build -C test/bench -o ../../bin/bench .
 

@@ -14,20 +14,10 @@ import (
 	"net/http"
 	"os"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"syscall"
-	"time"
 
-	"github.com/gorilla/websocket"
 	"golang.org/x/sys/unix"
 )
-
-// requester makes one round trip over a connection that it keeps.
-type requester interface {
-	do(n int) error // the n-th of all askers
-	Close() error
-}
 
 // httpRequester posts JSON over one HTTP/1.1 connection. It writes the request by hand, so
 // that the client's cost stays small beside the server's.
@@ -36,11 +26,11 @@ type httpRequester struct {
 	in   *bufio.Reader
 	out  []byte
 	host string
-	// request returns the header lines and the body of the n-th request.
-	request func(n int) (head, body []byte)
+	// request appends the n-th request.
+	request func(b []byte, host string, n int) []byte
 }
 
-func dialHTTP(addr string, request func(n int) (head, body []byte)) (*httpRequester, error) {
+func dialHTTP(addr string, request func(b []byte, host string, n int) []byte) (*httpRequester, error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
@@ -57,12 +47,7 @@ func appendPost(b []byte, path, host string, head, body []byte) []byte {
 }
 
 func (a *httpRequester) do(n int) error {
-	head, body := a.request(n)
-	path := "/mcp/tools/call"
-	if bytes.HasPrefix(head, mcpHead) {
-		path = "/mcp"
-	}
-	a.out = appendPost(a.out[:0], path, a.host, head, body)
+	a.out = a.request(a.out[:0], a.host, n)
 	if _, err := a.Write(a.out); err != nil {
 		return err
 	}
@@ -78,116 +63,6 @@ func (a *httpRequester) do(n int) error {
 		return fmt.Errorf("%s: %.200s", res.Status, answer)
 	}
 	return nil
-}
-
-// wsRequester sends a message and waits for one.
-type wsRequester struct {
-	*websocket.Conn
-	msg []byte
-}
-
-func dialWS(addr string, msg []byte) (*wsRequester, error) {
-	c, res, err := websocket.DefaultDialer.Dial("ws://"+addr, nil)
-	if err != nil {
-		return nil, err
-	}
-	_ = res.Body.Close()
-	return &wsRequester{c, msg}, nil
-}
-
-func (a *wsRequester) do(int) error {
-	if err := a.WriteMessage(websocket.TextMessage, a.msg); err != nil {
-		return err
-	}
-	_, _, err := a.ReadMessage()
-	return err
-}
-
-// load keeps askers busy.
-type load struct {
-	askers []requester
-	next   *atomic.Int64 // numbers the calls of all loads, so that devices are called in rotation
-	done   atomic.Int64
-	failed atomic.Int64
-	reason atomic.Pointer[error]
-
-	perSecond int // bounds the rate; at least 1
-
-	mu   sync.Mutex // protects slot
-	slot time.Time  // of the last call that was let through
-}
-
-// wait holds a caller back to the rate. What was missed is made up for by a twentieth of
-// a second at most: a device's limit knows no credit.
-func (l *load) wait() {
-	l.mu.Lock()
-	now := time.Now()
-	l.slot = l.slot.Add(time.Second / time.Duration(l.perSecond))
-	if late := now.Add(-time.Second / 20); l.slot.Before(late) {
-		l.slot = late
-	}
-	d := l.slot.Sub(now)
-	l.mu.Unlock()
-	if d > 0 {
-		time.Sleep(d)
-	}
-}
-
-// measureRound runs the load for d after a warm-up, and returns what one operation cost the
-// server in CPU, µs, how many a second there were, and the latencies, ms.
-func (l *load) measureRound(server *process, d time.Duration) (cpu, rate float64, latency []float64, err error) {
-	l.failed.Store(0)
-	begin := time.Now()
-	warm := min(d/4, 500*time.Millisecond)
-	end := begin.Add(warm + d)
-	took := make([][]float64, len(l.askers))
-	var wg sync.WaitGroup
-	for i, a := range l.askers {
-		wg.Go(func() {
-			for {
-				l.wait()
-				now := time.Now()
-				if now.After(end) {
-					return
-				}
-				if err := a.do(int(l.next.Add(1))); err != nil {
-					l.failed.Add(1)
-					l.reason.Store(&err)
-					if _, ok := err.(net.Error); ok {
-						return
-					}
-					continue
-				}
-				l.done.Add(1)
-				if now.Sub(begin) > warm {
-					took[i] = append(took[i], time.Since(now).Seconds()*1000)
-				}
-			}
-		})
-	}
-	time.Sleep(warm)
-	cpu0, n0, t0 := server.cpu(), l.done.Load(), time.Now()
-	time.Sleep(time.Until(end) - 20*time.Millisecond)
-	cpu1, n1, t1 := server.cpu(), l.done.Load(), time.Now()
-	wg.Wait()
-	n := float64(n1 - n0)
-	if n < 100 || l.failed.Load() > int64(n/1000) {
-		why := error(nil)
-		if p := l.reason.Load(); p != nil {
-			why = *p
-		}
-		return 0, 0, nil, fmt.Errorf("%.0f calls, %d failed: %w", n, l.failed.Load(), why)
-	}
-	for _, t := range took {
-		latency = append(latency, t...)
-	}
-	return float64((cpu1 - cpu0).Nanoseconds()) / 1000 / n, n / t1.Sub(t0).Seconds(), latency, nil
-}
-
-func (l *load) close() {
-	for _, a := range l.askers {
-		_ = a.Close()
-	}
 }
 
 // subscriber is one reader of a metric stream.

@@ -45,9 +45,9 @@ type plan struct {
 
 var (
 	full = plan{rounds: 5, unary: 3 * time.Second, stream: 12 * time.Second, events: 80, stall: 7 * time.Second, idle: 60 * time.Second,
-		devices: 1000, subscribers: 1000, fleet: 5000, samples: 600, daemon: 24 * time.Second, count: 5}
+		devices: 3000, subscribers: 1000, fleet: 5000, samples: 600, daemon: 24 * time.Second, count: 5}
 	quick = plan{rounds: 3, unary: time.Second, stream: 4 * time.Second, events: 40, stall: 4 * time.Second, idle: 10 * time.Second,
-		devices: 1000, subscribers: 1000, fleet: 2000, samples: 60, daemon: 4 * time.Second, count: 3}
+		devices: 3000, subscribers: 1000, fleet: 2000, samples: 60, daemon: 4 * time.Second, count: 3}
 )
 
 type bench struct {
@@ -56,6 +56,7 @@ type bench struct {
 	dir                       string // state, certificates, sockets; removed at the end
 	self                      string
 	agentctl, board, exporter string
+	shared                    bool   // other programs use the machine
 	profile                   string // where CPU profiles of the relay go; "": none
 	report                    report
 }
@@ -132,6 +133,7 @@ func measure(ctx context.Context, dir string) error {
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
 	flag.BoolVar(&isQuick, "quick", false, "a slice of three minutes; its figures are rough")
 	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, build, sampler, daemon")
+	flag.BoolVar(&b.shared, "shared", false, "other programs use the machine: the time in which a server waits for its core counts as busy; for ratios while you work, not for publication")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()
 	if isQuick {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -134,6 +135,19 @@ func (p *process) cpu() time.Duration {
 		return 0
 	}
 	return time.Duration(t.Nano())
+}
+
+// waited is how long the child's threads have waited for a core that something else used.
+func (p *process) waited() (d time.Duration) {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.pid()))
+	for _, t := range threads {
+		if data, err := os.ReadFile(t); err == nil {
+			var ran, waited time.Duration
+			_, _ = fmt.Sscan(string(data), &ran, &waited)
+			d += waited
+		}
+	}
+	return d
 }
 
 // memory reads a field of /proc/PID/status, such as VmRSS, KiB.

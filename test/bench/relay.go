@@ -31,6 +31,8 @@ type relayProc struct {
 type relayOptions struct {
 	devices int // tokens to mint
 	tls     bool
+	onCore  bool     // on the servers' core only
+	args    []string // more flags of "agentctl relay"
 }
 
 // startRelay makes the state of a relay and runs it on a free port of loopback.
@@ -54,9 +56,13 @@ func (b *bench) startRelay(name string, o relayOptions) (*relayProc, error) {
 		r.ca = cert
 		args = append(args, "--tls-cert", cert, "--tls-key", key)
 	}
+	run := start
+	if o.onCore {
+		run = startOnServerCore
+	}
 	var line string
 	var err error
-	r.process, line, err = start(20*time.Second, func(l string) bool { return strings.HasPrefix(l, `{`) && strings.Contains(l, `"ready":true`) }, program, args...)
+	r.process, line, err = run(20*time.Second, func(l string) bool { return strings.HasPrefix(l, `{`) && strings.Contains(l, `"ready":true`) }, program, append(args, o.args...)...)
 	if err != nil {
 		return nil, err
 	}

@@ -17,6 +17,7 @@ type bar struct {
 	required, stretch float64 // 0: none
 	more              bool
 	format            string // of the figures, such as "%.2f x"
+	void              string // why the figure says nothing; "": it does
 }
 
 func (b *bar) meets(limit float64) bool {
@@ -29,6 +30,8 @@ func (b *bar) meets(limit float64) bool {
 // pass is the last column of the table.
 func (b *bar) pass() string {
 	switch {
+	case b.void != "":
+		return "void: " + b.void
 	case b.required == 0:
 		return "-"
 	case b.stretch != 0 && b.meets(b.stretch):
@@ -59,7 +62,11 @@ type report struct {
 
 func (r *report) add(b bar) {
 	r.bars = append(r.bars, b)
-	fmt.Printf("=> %s: %s\n", b.name, fmt.Sprintf(b.format, b.measured))
+	fmt.Printf("=> %s: %s", b.name, fmt.Sprintf(b.format, b.measured))
+	if b.void != "" {
+		fmt.Printf(" (void: %s)", b.void)
+	}
+	fmt.Println()
 }
 
 func (r *report) missing(part string, err error) {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/gorilla/websocket"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.uber.org/zap"
 
 	"agentctl/relay"
@@ -30,13 +31,15 @@ import (
 // audit, no bounds. They print their address and serve until they are ended.
 func serve(args []string) error {
 	if len(args) == 0 {
-		return errors.New("serve what? echo, ws, naive, naive-events, gateway or relay")
+		return errors.New("serve what? echo, ws, sdk, naive, naive-events, gateway or relay")
 	}
 	switch args[0] {
 	case "echo":
 		return listen(http.HandlerFunc(echo))
 	case "ws":
 		return listen(http.HandlerFunc(websocketEcho))
+	case "sdk":
+		return listen(newSDKServer())
 	case "naive":
 		return listen(newNaive())
 	case "naive-events":
@@ -77,6 +80,36 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	out, _ := json.Marshal(map[string]string{"message": in.Arguments.Message})
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write(out)
+}
+
+// newSDKServer is an MCP server as the SDK's examples make it, with one tool. It has the tool under
+// each name that it is asked for, as if every board were listed.
+func newSDKServer() http.Handler {
+	type message struct {
+		Message string `json:"message"`
+	}
+	s := mcp.NewServer(&mcp.Implementation{Name: "bench", Version: "1"}, nil)
+	s.AddReceivingMiddleware(func(next mcp.MethodHandler) mcp.MethodHandler {
+		return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+			if p, ok := req.GetParams().(*mcp.CallToolParamsRaw); ok {
+				p.Name = "echo"
+			}
+			return next(ctx, method, req)
+		}
+	})
+	mcp.AddTool(s, &mcp.Tool{Name: "echo"}, func(_ context.Context, _ *mcp.CallToolRequest, in message) (*mcp.CallToolResult, message, error) {
+		return nil, in, nil
+	})
+	server := func(*http.Request) *mcp.Server { return s }
+	sessions := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{JSONResponse: true})
+	stateless := mcp.NewStreamableHTTPHandler(server, &mcp.StreamableHTTPOptions{JSONResponse: true, Stateless: true})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Mcp-Protocol-Version") == "2026-07-28" { // has no sessions
+			stateless.ServeHTTP(w, r)
+		} else {
+			sessions.ServeHTTP(w, r)
+		}
+	})
 }
 
 // websocketEcho is the bare round trip: one message in, one message out.
