@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
 	"syscall"
@@ -46,6 +47,16 @@ func tuneGC() {
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(memoryLimit())
+	}
+}
+
+// tuneScheduler lets two goroutines run at a time on a machine with one CPU, where Go runs one. It
+// would look at sockets and timers only between goroutines of a long queue; with large requests in
+// that queue, a small one waits for half a second. The kernel shares the CPU among threads by the
+// millisecond. GOMAXPROCS in the environment wins.
+func tuneScheduler() {
+	if os.Getenv("GOMAXPROCS") == "" && runtime.GOMAXPROCS(0) == 1 {
+		runtime.GOMAXPROCS(2)
 	}
 }
 

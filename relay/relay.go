@@ -270,6 +270,7 @@ func (r *Relay) waitForDisk(drain context.Context, wg *sync.WaitGroup) bool {
 func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
+	tuneScheduler()
 	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
 	queueCtx, stopQueue := context.WithCancel(logCtx)
 	components, stopComponents := context.WithCancel(queueCtx)
@@ -347,7 +348,7 @@ func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metrics
 	if r.listener != nil {
 		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
 		if r.tls != nil {
-			ln = tls.NewListener(ln, r.tls)
+			ln = tls.NewListener(ln, r.conns.PaceTLS(r.tls))
 		}
 		wg.Go(func() { failed <- srv.Serve(ln) })
 	}

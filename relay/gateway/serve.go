@@ -196,7 +196,7 @@ func (g *Gateway) wrap(ln net.Listener) net.Listener {
 	if g.opts.TLS == nil {
 		return ln
 	}
-	cfg := g.opts.TLS.Clone()
+	cfg := g.opts.Conns.PaceTLS(g.opts.TLS)
 	cfg.NextProtos = []string{"http/1.1"}
 	return tls.NewListener(ln, cfg)
 }

@@ -18,33 +18,43 @@ func SetBodyDeadline(w http.ResponseWriter, r *http.Request, timeout time.Durati
 	}
 }
 
-// Bodies bounds the memory of the request bodies of a server, by identity (Pool). A body counts
-// from before it is read until Release.
-type Bodies struct{ pool *Pool }
+// Bodies bounds the memory of the request bodies of a server, by identity (Pool), and how fast a
+// tenant sends them. A body counts from before it is read until Release.
+type Bodies struct {
+	pool *Pool
+	pace *Limiter // of bytes, by tenant
+}
 
 // Bounds of Bodies, in bytes.
 const (
 	maxBodies = 64 << 20
+	// bodyRate is what a tenant may send in a second, of bodies above uncountedBody. Reading and
+	// checking a megabyte takes 3 to 100 ms of a CPU: without this bound the bodies of one tenant made
+	// every other request wait for a second.
+	bodyRate  = 8 << 20
+	bodyBurst = 8 << 20 // above every limit of one body
+
+	maxPacedTenants = 4096
 	// uncountedBody is the size up to which a body counts as part of its connection: the reader
 	// of the connection has such a buffer anyway.
 	uncountedBody = 4 << 10
 )
 
-// bodyWait is how long a request waits for the memory of its body.
+// bodyWait is how long a request waits for the turn and the memory of its body.
 const bodyWait = 2 * time.Second
 
 // NewBodies makes Bodies.
-func NewBodies() *Bodies { return &Bodies{NewPool(maxBodies)} }
+func NewBodies() *Bodies { return &Bodies{NewPool(maxBodies), NewLimiter(maxPacedTenants, true)} }
 
 // Stats returns the figures, in bytes.
 func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
 
 // Read reads the body of an identity's request, of at most limit bytes. It first waits up to 2 s
-// for the memory that Content-Length announces; without that header it takes memory as the body
-// arrives. The caller passes held to Release when it no longer uses the body.
+// for its turn and for the memory that Content-Length announces; without that header it does so as
+// the body arrives. The caller passes held to Release when it no longer uses the body.
 //
 // The error wraps *http.MaxBytesError when there are more than limit bytes, and is a
-// *manifest.Error, to be answered with 429, when the identity holds its share already. After any
+// *manifest.Error, to be answered with 429, when the identity or its tenant has its share already. After any
 // error the connection is closed and the deadline of SetBodyDeadline stays in force, so the
 // server does not wait for the rest.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
@@ -68,7 +78,8 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
 		defer cancel()
-		if !b.pool.Acquire(ctx, id, size-held) {
+		if !b.take(ctx, id, size-held) {
+			<-ctx.Done() // a client that tries again at once waits here, where it costs least
 			// net/http would read 256 KiB of the body before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 			return Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
@@ -92,6 +103,18 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	return body, held, nil
+}
+
+// take takes n bytes of an identity's share, and of what its tenant may send now.
+func (b *Bodies) take(ctx context.Context, id Identity, n int64) bool {
+	sender := id.Tenant
+	if sender == "" { // a board that joins: its address
+		sender = "address " + id.Subject
+	}
+	if b.pace.Bucket(sender, bodyRate, bodyBurst, time.Now()).WaitN(ctx, int(n)) != nil {
+		return false
+	}
+	return b.pool.Acquire(ctx, id, n)
 }
 
 // readGrowing is io.ReadAll that asks before it allocates. in ends with an error after limit bytes.

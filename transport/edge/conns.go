@@ -3,6 +3,7 @@ package edge
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"net"
 	"net/http"
 	"net/netip"
@@ -11,6 +12,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Bounds of connections on which no valid token was shown yet: strangers.
@@ -28,11 +31,16 @@ const (
 	// An address may open this many connections a second that end without a token, after a burst.
 	// One that opens more is refused before TLS and HTTP cost anything. The rate is what health
 	// checks and the boards of a laboratory with wrong tokens stay far below.
-	strangerRate      = 200
-	strangerBurst     = 1000
-	maxStrangerRates  = 4096 // addresses whose rate is tracked; the one used last is dropped first
-	maxRefusing       = 256  // refused connections that may read their refusal
-	refusalTimeout    = 500 * time.Millisecond
+	strangerRate     = 200
+	strangerBurst    = 1000
+	maxStrangerRates = 4096 // addresses whose rate is tracked; the one used last is dropped first
+	maxRefusing      = 256  // refused connections that may read their refusal
+	refusalTimeout   = 500 * time.Millisecond
+	// TLS handshakes of unknown addresses begin at this rate, because each takes 0.3 ms of a CPU.
+	tlsRate  = 500 // a second
+	tlsBurst = 100
+	tlsWait  = 5 * time.Second
+
 	maxAgentConns     = 16384 // connections on which agents showed a token
 	agentConnsDivisor = 2     // of MaxOpen, at most
 )
@@ -53,9 +61,10 @@ type ConnOptions struct {
 //
 // A stranger's connection that ends as one costs its address a token of a rate.
 type Conns struct {
-	o      ConnOptions
-	rates  *Limiter
-	agents *Pool
+	o       ConnOptions
+	rates   *Limiter
+	tlsPace *rate.Limiter // of handshakes of unknown addresses
+	agents  *Pool
 
 	refused  atomic.Uint64
 	refusing atomic.Int64 // see refuse
@@ -71,7 +80,7 @@ type Conns struct {
 
 // NewConns makes Conns. It starts nothing.
 func NewConns(o ConnOptions) *Conns {
-	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), addresses: make(map[netip.Prefix]int), known: make(map[netip.Prefix]struct{}),
+	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), tlsPace: rate.NewLimiter(tlsRate, tlsBurst), addresses: make(map[netip.Prefix]int), known: make(map[netip.Prefix]struct{}),
 		agents: NewPool(int64(min(maxAgentConns, o.MaxOpen/agentConnsDivisor)))}
 }
 
@@ -357,16 +366,46 @@ type connKey struct{}
 // WithConn is for http.Server.ConnContext: it lets ConnOf find the counted connection below TLS
 // and other wrappers.
 func WithConn(ctx context.Context, nc net.Conn) context.Context {
+	if c := connBelow(nc); c != nil {
+		return context.WithValue(ctx, connKey{}, c)
+	}
+	return ctx
+}
+
+// connBelow returns the counted connection below nc's wrappers, or nil.
+func connBelow(nc net.Conn) *Conn {
 	for {
 		if c, ok := nc.(*Conn); ok {
-			return context.WithValue(ctx, connKey{}, c)
+			return c
 		}
 		wrapper, ok := nc.(interface{ NetConn() net.Conn })
 		if !ok {
-			return ctx
+			return nil
 		}
 		nc = wrapper.NetConn()
 	}
+}
+
+// PaceTLS returns cfg with a bound of the rate at which handshakes of unknown addresses begin. Those
+// above it wait in the order of arrival, up to tlsWait.
+func (c *Conns) PaceTLS(cfg *tls.Config) *tls.Config {
+	cfg = cfg.Clone()
+	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		if conn := connBelow(hello.Conn); conn == nil || !conn.isUnknown() {
+			return nil, nil
+		}
+		ctx, cancel := context.WithTimeout(hello.Context(), tlsWait)
+		defer cancel()
+		return nil, c.tlsPace.Wait(ctx) // it fails at once when the queue is longer than that
+	}
+	return cfg
+}
+
+// isUnknown reports whether the connection is a stranger's from an address that showed no token.
+func (c *Conn) isUnknown() bool {
+	c.conns.mu.Lock()
+	defer c.conns.mu.Unlock()
+	return c.stranger != nil && c.stranger.element != nil
 }
 
 // ConnOf returns the counted connection of a request; nil if it is not counted.

@@ -3,13 +3,19 @@ package edge
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // connServer serves requests on a counted listener. A request to /known marks its connection, and
@@ -260,5 +266,46 @@ func TestUncounted(t *testing.T) {
 	c.MarkKnown()
 	if err := c.Authenticate(Identity{"t", "a"}); err != nil || c != nil {
 		t.Errorf("%v, %v", c, err)
+	}
+}
+
+// TestPaceTLS: handshakes of unknown addresses wait for their turn, and those of an address from
+// which a token was shown do not.
+func TestPaceTLS(t *testing.T) {
+	conns := NewConns(ConnOptions{MaxOpen: 1000})
+	conns.tlsPace = rate.NewLimiter(0, 2) // two handshakes, then none
+	site := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/known" {
+			ConnOf(r).MarkKnown()
+		}
+	}))
+	site.Config.ConnContext = WithConn
+	site.Config.ErrorLog = log.New(io.Discard, "", 0)
+	site.Listener = conns.Listener(site.Listener, false)
+	site.TLS = conns.PaceTLS(&tls.Config{})
+	site.StartTLS()
+	defer site.Close()
+	get := func(local, path string) error {
+		roots := x509.NewCertPool()
+		roots.AddCert(site.Certificate())
+		tr := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots},
+			DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}).DialContext}
+		resp, err := (&http.Client{Transport: tr, Timeout: 5 * time.Second}).Get(site.URL + path)
+		if err == nil {
+			_ = resp.Body.Close()
+		}
+		return err
+	}
+	if err := get("127.0.0.2", "/"); err != nil {
+		t.Error("first:", err)
+	}
+	if err := get("127.0.0.3", "/known"); err != nil {
+		t.Error("second:", err)
+	}
+	if err := get("127.0.0.2", "/"); err == nil {
+		t.Error("an unknown address has a turn that there is not")
+	}
+	if err := get("127.0.0.3", "/"); err != nil {
+		t.Error("a known address:", err)
 	}
 }

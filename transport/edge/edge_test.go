@@ -7,7 +7,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"agentctl/manifest"
@@ -190,6 +193,57 @@ func TestBodiesRead(t *testing.T) {
 			t.Errorf("%s: %v, %v", tt.name, err, w.Header())
 		}
 	}
+}
+
+// TestBodiesPace: a tenant that sends more than its rate waits, and is refused in the end; another
+// tenant and small bodies are not delayed.
+func TestBodiesPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const size = 1 << 20
+		bodies := NewBodies()
+		read := func(id Identity, size int) (time.Duration, error) {
+			start := time.Now()
+			r := httptest.NewRequest("POST", "/", strings.NewReader(strings.Repeat("x", size)))
+			_, held, err := bodies.Read(httptest.NewRecorder(), r, id, 1<<20)
+			bodies.Release(id, held)
+			return time.Since(start), err
+		}
+		flood, other := Identity{"flood", "x"}, Identity{"other", "x"}
+		for sent := 0; sent < bodyBurst; sent += size {
+			if took, err := read(flood, size); took != 0 || err != nil {
+				t.Fatalf("within the burst: %v, %v", took, err)
+			}
+		}
+		if took, err := read(flood, size); took != time.Second*size/bodyRate || err != nil {
+			t.Errorf("above the rate: %v, %v", took, err)
+		}
+		if took, err := read(other, size); took != 0 || err != nil {
+			t.Errorf("another tenant: %v, %v", took, err)
+		}
+		if took, err := read(flood, uncountedBody); took != 0 || err != nil {
+			t.Errorf("a small body: %v, %v", took, err)
+		}
+		var wg sync.WaitGroup
+		var refused atomic.Int32
+		const at = 2 * int(bodyWait/time.Second) * bodyRate / size // twice what has its turn in time
+		for range at {
+			wg.Go(func() {
+				took, err := read(flood, size)
+				var e *manifest.Error
+				switch {
+				case err == nil:
+				case !errors.As(err, &e) || e.Code != manifest.RateLimited || took != bodyWait:
+					t.Errorf("beyond the wait: %v, %v", took, err)
+				default:
+					refused.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if n := int(refused.Load()); n != at/2 && n != at/2+1 { // the turn of one comes when its wait ends
+			t.Errorf("%d of %d were refused", n, at)
+		}
+	})
 }
 
 type broken struct{}
