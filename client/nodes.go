@@ -80,8 +80,12 @@ func (n *Node) State() string {
 // tags it lists those that have all of them. It reads all pages: a fleet has thousands of
 // boards at most.
 func (c *Client) Nodes(ctx context.Context, tags ...string) ([]Node, error) {
+	return c.nodes(ctx, url.Values{"tag": tags})
+}
+
+// nodes reads all pages of the nodes that query selects.
+func (c *Client) nodes(ctx context.Context, query url.Values) ([]Node, error) {
 	all := []Node{}
-	query := url.Values{"tag": tags}
 	for after := ""; ; {
 		query.Set("after", after)
 		var page struct {
@@ -102,11 +106,12 @@ func (c *Client) Nodes(ctx context.Context, tags ...string) ([]Node, error) {
 // Node finds a node by its id, a unique prefix of it, or its name. Its error is a
 // *RefError when there is not exactly one.
 func (c *Client) Node(ctx context.Context, ref string) (*Node, error) {
-	nodes, err := c.Nodes(ctx)
+	// The relay finds it in its index. An older relay does not know the parameter, and lists all.
+	nodes, err := c.nodes(ctx, url.Values{"node": {ref}})
 	if err != nil {
 		return nil, err
 	}
-	return findNode(nodes, ref)
+	return findNode(nodes, strings.ToLower(ref))
 }
 
 // findNode prefers a full id or a name over a prefix, so that a name that another node's id

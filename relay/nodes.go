@@ -1,8 +1,11 @@
 package relay
 
 import (
+	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -40,7 +43,8 @@ type nodeRow struct {
 // nodes lists the boards of the caller's tenant by node id, offline ones included.
 // ?name=NAME and ?tag=TAG, repeated for several, select among them. ?after=NODE_ID and
 // ?limit=N page through them. A page may end early where its rows are large; `next` is the
-// after of the next page, absent on the last one.
+// after of the next page, absent on the last one. ?node=REF selects the
+// board that commands mean by REF, without paging.
 func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 	c, err := r.httpCaller(req)
 	if err != nil {
@@ -51,17 +55,51 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, "the token lacks the scope tools:list")
 		return
 	}
-	q, problem := nodeQuery(req.URL.Query())
+	q, problem := readNodeQuery(req.URL.Query())
 	if problem != "" {
 		r.fail(w, req, http.StatusBadRequest, manifest.BadRequest, problem)
 		return
 	}
-	q.Tenant = c.Tenant
-	nodes, more, err := r.store.Nodes(req.Context(), q)
-	if err != nil {
+	body, err := r.nodesPage(w, req, c.Tenant, q)
+	switch h := w.Header(); {
+	case err != nil:
+		h.Del("ETag")
 		trace, _ := edge.TraceID(req)
 		r.writeError(w, http.StatusInternalServerError, manifest.AsError(err), trace)
-		return
+	case body != nil:
+		h.Set("Content-Type", "application/json")
+		writeWhole(w, edge.Compress(h, req, body))
+	}
+}
+
+// nodesTag is the ETag of every page of GET /v1/nodes of a tenant. It is read before the page:
+// what changes in between gives the next tag. It shows nothing of other tenants but that there may
+// have been a change.
+func (r *Relay) nodesTag(ctx context.Context, tenant string) (string, error) {
+	changes, seen, err := r.store.NodesRevision(ctx)
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s|%d|%d|%d|%s", r.listSecret, changes, seen, r.hub.Revision(), tenant))
+	return fmt.Sprintf(`"%x"`, sum[:16]), err
+}
+
+// nodesPage returns the body of GET /v1/nodes, nil when it has answered that the client has it.
+func (r *Relay) nodesPage(w http.ResponseWriter, req *http.Request, tenant string, q nodeQuery) ([]byte, error) {
+	var nodes []auth.Node
+	var more bool
+	var err error
+	if q.byRef { // less work than an ETag
+		w.Header().Set("Cache-Control", "no-store")
+		nodes, err = r.store.MatchNodes(req.Context(), tenant, q.ref)
+	} else {
+		w.Header().Set("Cache-Control", "private, no-cache") // a client may keep it, if it asks each time whether it changed
+		var etag string
+		if etag, err = r.nodesTag(req.Context(), tenant); err != nil || edge.NotModified(w, req, etag) {
+			return nil, err
+		}
+		q.Tenant = tenant
+		nodes, more, err = r.store.Nodes(req.Context(), q.NodeQuery)
+	}
+	if err != nil {
+		return nil, err
 	}
 	body := struct {
 		Nodes []nodeRow `json:"nodes"`
@@ -71,21 +109,35 @@ func (r *Relay) nodes(w http.ResponseWriter, req *http.Request) {
 		body.Next = nodes[len(nodes)-1].NodeID
 	}
 	for _, n := range nodes {
-		row := nodeRow{NodeID: n.NodeID, NodeAttributes: n.NodeAttributes, Online: r.hub.IsReady(n.NodeID), LastSeenMS: n.LastSeenMS, Capabilities: n.Manifest,
-			Suspect: r.hub.IsSuspect(n.NodeID), CloneSuspected: r.hub.CloneSuspected(n.NodeID)}
+		s := r.hub.Status(n.NodeID)
+		row := nodeRow{NodeID: n.NodeID, NodeAttributes: n.NodeAttributes, Online: s.Ready, LastSeenMS: n.LastSeenMS, Capabilities: n.Manifest,
+			Suspect: s.Suspect, CloneSuspected: s.CloneSuspected}
 		if len(row.Capabilities) == 0 {
 			row.Capabilities = json.RawMessage("[]")
 		}
 		body.Nodes = append(body.Nodes, row)
 	}
-	w.Header().Set("Cache-Control", "no-store")
-	writeJSON(w, body)
+	b, err := json.Marshal(body)
+	return append(b, '\n'), err
 }
 
-// nodeQuery reads the parameters of GET /v1/nodes. Keyset paging: a board that is added or
+// nodeQuery are the parameters of GET /v1/nodes.
+type nodeQuery struct {
+	auth.NodeQuery
+	byRef bool   // ref is given, and NodeQuery selects nothing
+	ref   string // an id, a name, or a unique prefix of an id
+}
+
+// readNodeQuery reads the parameters of GET /v1/nodes. Keyset paging: a board that is added or
 // removed meanwhile does not shift the pages.
-func nodeQuery(v url.Values) (q auth.NodeQuery, problem string) {
-	q = auth.NodeQuery{Name: v.Get("name"), Tags: v["tag"], After: v.Get("after"), Limit: defaultNodesPage}
+func readNodeQuery(v url.Values) (q nodeQuery, problem string) {
+	if q.byRef, q.ref = v.Has("node"), v.Get("node"); q.byRef {
+		if len(v["node"]) > 1 || v.Has("name") || v.Has("tag") {
+			return q, "node is one board: give neither a second node nor name or tag"
+		}
+		return q, ""
+	}
+	q.NodeQuery = auth.NodeQuery{Name: v.Get("name"), Tags: v["tag"], After: v.Get("after"), Limit: defaultNodesPage}
 	if s := v.Get("limit"); s != "" {
 		var err error
 		if q.Limit, err = strconv.Atoi(s); err != nil || q.Limit < 1 || q.Limit > maxNodesPage {

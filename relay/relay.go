@@ -11,6 +11,7 @@ package relay
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -102,6 +103,7 @@ type Relay struct {
 	refusals    *rate.Limiter // of refused calls that are published
 	adminLimits *edge.Limiter // of administrators, see admin.go
 	strangers   *edge.Limiter // of log lines by address, see mayLogStranger
+	listSecret  string        // of this run, see nodesTag
 
 	listener, metricsListener, gatewayListener net.Listener // nil: not served
 
@@ -146,7 +148,7 @@ func open(opt Options, damage error) (r *Relay, err error) {
 		opt.Synchronized = clock.NTPSynchronized
 	}
 	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamPool: edge.NewPool(maxStreams),
-		started: time.Now(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
+		started: time.Now(), listSecret: rand.Text(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
 	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{

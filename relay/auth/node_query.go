@@ -48,6 +48,15 @@ func (s *Store) Nodes(ctx context.Context, q NodeQuery) (list []Node, more bool,
 	return list, more, err
 }
 
+// NodesRevision is a number that differs whenever Nodes or MatchNodes may answer differently than
+// before, also after a change by another process. Read it before what it describes: what changes in
+// between then has a later revision.
+func (s *Store) NodesRevision(ctx context.Context) (changes, seen int64, err error) {
+	seen = s.seenRevision.Load()
+	err = s.query(ctx, func(scan func(...any) error) error { return scan(&changes) }, "SELECT nodes FROM changes")
+	return changes, seen, err
+}
+
 // Node finds one node of a tenant by its id, its name, or a prefix of its id that no
 // other node of the tenant has, in this order. ErrNoNode also when it is another tenant's.
 func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
@@ -60,28 +69,7 @@ func (s *Store) Node(ctx context.Context, tenant, ref string) (Node, error) {
 // FindNode is Node for the operator of the machine: an empty tenant searches all of them,
 // and a name that several tenants use is ErrAmbiguous. Never pass a caller's text as tenant.
 func (s *Store) FindNode(ctx context.Context, tenant, ref string) (Node, error) {
-	ref = strings.ToLower(ref)
-	if !manifest.ValidNodeName(ref) { // which every id and every prefix of one is
-		return Node{}, ErrNoNode
-	}
-	where, args := "", []any(nil)
-	if tenant != "" {
-		where, args = "n.tenant = ? AND ", []any{tenant}
-	}
-	n, err := s.oneNode(ctx, where+"n.node_id = ?", append(args, ref)...)
-	if errors.Is(err, ErrNoNode) {
-		n, err = s.oneNode(ctx, where+"n.name = ? LIMIT 2", append(args, ref)...)
-	}
-	if errors.Is(err, ErrNoNode) {
-		n, err = s.oneNode(ctx, where+"n.node_id >= ? AND n.node_id < ? LIMIT 2", append(args, ref, ref+"~")...)
-	}
-	return n, err
-}
-
-// oneNode returns the node that a condition selects, ErrNoNode or ErrAmbiguous.
-func (s *Store) oneNode(ctx context.Context, where string, args ...any) (Node, error) {
-	var list []Node
-	err := s.forEachNode(ctx, func(n Node) error { list = append(list, n); return nil }, where, args...)
+	list, err := s.matchNodes(ctx, tenant, ref)
 	switch {
 	case err != nil:
 		return Node{}, err
@@ -91,6 +79,37 @@ func (s *Store) oneNode(ctx context.Context, where string, args ...any) (Node, e
 		return Node{}, ErrAmbiguous
 	}
 	return list[0], nil
+}
+
+// MatchNodes returns the node that Node finds, none instead of ErrNoNode, and the first two that
+// match instead of ErrAmbiguous.
+func (s *Store) MatchNodes(ctx context.Context, tenant, ref string) ([]Node, error) {
+	if tenant == "" {
+		return nil, nil
+	}
+	return s.matchNodes(ctx, tenant, ref)
+}
+
+func (s *Store) matchNodes(ctx context.Context, tenant, ref string) (list []Node, err error) {
+	ref = strings.ToLower(ref)
+	if !manifest.ValidNodeName(ref) { // which every id and every prefix of one is
+		return nil, nil
+	}
+	inTenant, args := "", []any(nil)
+	if tenant != "" {
+		inTenant, args = "n.tenant = ? AND ", []any{tenant}
+	}
+	add := func(n Node) error { list = append(list, n); return nil }
+	if manifest.ValidNodeID(ref) {
+		err = s.forEachNode(ctx, add, inTenant+"n.node_id = ?", append(args, ref)...)
+	}
+	if err == nil && len(list) == 0 {
+		err = s.forEachNode(ctx, add, inTenant+"n.name = ? LIMIT 2", append(args, ref)...)
+	}
+	if err == nil && len(list) == 0 {
+		err = s.forEachNode(ctx, add, inTenant+"n.node_id >= ? AND n.node_id < ? LIMIT 2", append(args, ref, ref+"~")...)
+	}
+	return list, err
 }
 
 // forEachNode calls fn with the nodes that a condition selects. A last-seen time in memory

@@ -30,6 +30,7 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	if n := s.registry.get(nodeID); n != nil && n.tenant == tenant && (wantName == "" || wantName == n.wantedName) &&
 		(len(manifestJSON) == 0 || sha256.Sum256(manifestJSON) == n.manifestSum) {
 		n.seenMS.Store(s.now().UnixMilli())
+		s.seenRevision.Add(1)
 		return n.name, nil
 	}
 	var n *node

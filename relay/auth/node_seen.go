@@ -23,6 +23,7 @@ func (s *Store) MarkSeen(nodeIDs ...string) {
 			n.seenMS.Store(now)
 		}
 	}
+	s.seenRevision.Add(1)
 }
 
 // upsertSeenSQL never moves a time back: two relays may share the directory.

@@ -83,6 +83,8 @@ var migrations = []string{
 	) STRICT;`,
 	keysSchema,
 	recordSchema,
+	// Pages of a tenant's nodes, and prefixes of an id: without it each page sorts all of them.
+	"CREATE INDEX nodes_tenant ON nodes (tenant, node_id);",
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a

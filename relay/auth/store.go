@@ -73,7 +73,9 @@ type Store struct {
 	registry registry
 	eventLog func() EventLogRecord // nil: no event log is followed
 	flushMu  sync.Mutex            // held by flushSeen; taken before registry.mu and database.mu
-	closed   atomic.Bool
+	// seenRevision counts changes of last-seen times.
+	seenRevision atomic.Int64
+	closed       atomic.Bool
 }
 
 // Open opens a state directory, or sets one up. It starts no goroutine; Run does.

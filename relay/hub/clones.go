@@ -63,6 +63,7 @@ func (h *Hub) SuspectClone(nodeID string) {
 			m.servedID, m.quietFrom = n.session.Load().BootID, time.Time{}
 		}
 		h.clones[nodeID] = m
+		h.revision.Add(1)
 	}
 	m.lastClaim = now
 	// Each claim renews the mark in memory; the disk may lag behind by cloneSaveEvery.
@@ -95,6 +96,7 @@ func (h *Hub) expireCloneMarks() {
 	for id, m := range h.clones {
 		if now.Sub(m.lastClaim) >= cloneMemory {
 			delete(h.clones, id)
+			h.revision.Add(1)
 			expired = append(expired, id)
 		}
 	}

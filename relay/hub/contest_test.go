@@ -294,13 +294,13 @@ func TestSuspect(t *testing.T) {
 		b := r.attachOn(v21, nodeA, instance1, link.Auth{})
 		n := r.node(nodeA)
 		time.Sleep(10 * time.Minute)
-		if r.hub.IsSuspect(nodeA) || strings.Contains(r.takeLines(&r.lifecycle), "suspect") {
+		if r.hub.Status(nodeA).Suspect || strings.Contains(r.takeLines(&r.lifecycle), "suspect") {
 			t.Error("an idle board is suspect")
 		}
 		b.freeze()
 		a := <-r.call(n, "no answer")
 		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
-		if !r.hub.IsSuspect(nodeA) {
+		if !r.hub.Status(nodeA).Suspect {
 			t.Error("not suspect after 5 s without an answer")
 		}
 		start := time.Now()
@@ -315,7 +315,7 @@ func TestSuspect(t *testing.T) {
 		}
 		_ = b.conn.Ping(nil)
 		synctest.Wait()
-		if r.hub.IsSuspect(nodeA) {
+		if r.hub.Status(nodeA).Suspect {
 			t.Error("suspect after a ping of the board")
 		}
 		b.wire.cut.Store(false)
@@ -332,7 +332,7 @@ func TestSuspect(t *testing.T) {
 		b.next(link.TypeCmdCancel)
 		a = <-r.call(n, "hangs")
 		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
-		if r.hub.IsSuspect(nodeA) {
+		if r.hub.Status(nodeA).Suspect {
 			t.Error("a board that answers pings is suspect")
 		}
 
@@ -340,7 +340,7 @@ func TestSuspect(t *testing.T) {
 		for range 48 {
 			time.Sleep(250 * time.Millisecond)
 			r.call(n, "hangs")
-			if r.hub.IsSuspect(nodeA) {
+			if r.hub.Status(nodeA).Suspect {
 				t.Fatal("a board that answers pings is suspect")
 			}
 		}
@@ -349,11 +349,11 @@ func TestSuspect(t *testing.T) {
 		// An idle board that is dead is suspect 5 s after the next ping, and then gone.
 		b.freeze()
 		time.Sleep(31 * time.Second)
-		if !r.hub.IsSuspect(nodeA) {
+		if !r.hub.Status(nodeA).Suspect {
 			t.Error("a dead idle board is not suspect")
 		}
 		time.Sleep(40 * time.Second)
-		if r.hub.IsSuspect(nodeA) || r.hub.IsOnline(nodeA) {
+		if r.hub.Status(nodeA).Suspect || r.hub.IsOnline(nodeA) {
 			t.Error("a silent board is online")
 		}
 		r.end()

@@ -183,6 +183,7 @@ func (h *Hub) takeOverLocked(n *Node, s *link.Session, old *Node) (t takeover, _
 func (h *Hub) linkLocked(n *Node) {
 	s := n.session.Load()
 	h.nodes[s.NodeID] = n
+	h.revision.Add(1)
 	h.scheduleLocked(n, min(firstPingDelay, n.nextCheck()))
 	if m := h.clones[s.NodeID]; m != nil {
 		m.servedID, m.quietFrom = s.BootID, time.Time{}

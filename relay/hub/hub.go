@@ -189,6 +189,7 @@ type Hub struct {
 	watchMu sync.Mutex // protects watched and Node.isWatched; a leaf
 	watched []*Node    // from which an answer is due, see suspect.go
 
+	revision      atomic.Uint64
 	grantRevision int64 // Options.GrantRevision at the last sweep; owned by Run
 
 	accepted, resumed, refused, refusedSlots, commands, lateAcks, unsolicitedAcks atomic.Uint64
@@ -257,12 +258,32 @@ func (h *Hub) isCurrent(n *Node) bool { return h.node(n.ID()) == n }
 // IsOnline reports whether the node has a registered link.
 func (h *Hub) IsOnline(nodeID string) bool { return h.node(nodeID) != nil }
 
-// IsReady reports whether a node's tools can be called: it is online and OnReady has
-// returned for it, or for the link that it superseded.
-func (h *Hub) IsReady(nodeID string) bool {
-	n := h.node(nodeID)
-	return n != nil && n.isReady.Load()
+// Status is what the relay lists of a node, besides what the registry knows.
+type Status struct {
+	// Ready: its tools can be called. It is online and OnReady has returned for it, or for the
+	// link that it superseded.
+	Ready bool
+	// Suspect: it has a link on which it has not answered for suspectTime. The sweep finds that
+	// out, up to a second later.
+	Suspect        bool
+	CloneSuspected bool // it has a clone mark
 }
+
+// Status returns the status of a node, the zero value for an unknown one.
+func (h *Hub) Status(nodeID string) Status {
+	h.mu.Lock()
+	n, m := h.nodes[nodeID], h.clones[nodeID]
+	h.mu.Unlock()
+	s := Status{CloneSuspected: m != nil}
+	if n != nil {
+		s.Ready, s.Suspect = n.isReady.Load(), n.isReportedSuspect.Load() && n.isSuspect()
+	}
+	return s
+}
+
+// Revision is a number that grows after the Status of a node has changed. Read it before the
+// statuses that it describes.
+func (h *Hub) Revision() uint64 { return h.revision.Load() }
 
 func (h *Hub) audit(e AuditEvent) {
 	if h.opt.Audit != nil {

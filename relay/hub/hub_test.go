@@ -95,8 +95,8 @@ func TestIsReady(t *testing.T) {
 		r.onAnnounce = func(*Node) { <-release } // a slow disk
 		check := func(when string, want bool) {
 			t.Helper()
-			if !r.hub.IsOnline(nodeA) || r.hub.IsReady(nodeA) != want {
-				t.Errorf("%s: online %v, ready %v, want true, %v", when, r.hub.IsOnline(nodeA), r.hub.IsReady(nodeA), want)
+			if !r.hub.IsOnline(nodeA) || r.hub.Status(nodeA).Ready != want {
+				t.Errorf("%s: online %v, ready %v, want true, %v", when, r.hub.IsOnline(nodeA), r.hub.Status(nodeA).Ready, want)
 			}
 		}
 		r.join(nodeA, instance1)

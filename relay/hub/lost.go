@@ -68,6 +68,7 @@ func (l *nodeLink) OnClosed(err error) {
 func (h *Hub) unlinkLocked(n *Node, resumable bool) (kept bool) {
 	id, now := n.ID(), time.Now()
 	delete(h.nodes, id)
+	h.revision.Add(1)
 	delete(h.wheel[n.wheelSlot], n)
 	// Nodes that cannot be resumed are kept as well, for their table of ended commands.
 	n.lostSince, n.isGone = now, false

@@ -24,7 +24,7 @@ type Node struct {
 
 	// Owned by the sweep.
 	revoked           *link.Session // whose link checkGrant has closed
-	isReportedSuspect bool          // OnSuspect has been called
+	isReportedSuspect atomic.Bool   // OnSuspect has been called; read by all
 	probedAt          int64         // the unansweredAt for which a ping was sent
 
 	// Protected by Hub.mu.
@@ -101,6 +101,7 @@ func (n *Node) OnAnnounce(m *link.Manifest) {
 		h.opt.OnReady(n)
 	}
 	n.isReady.Store(true)
+	h.revision.Add(1)
 }
 
 // endStreamsLocked empties the tables of streams; the caller closes the topics.

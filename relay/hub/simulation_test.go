@@ -268,7 +268,7 @@ func (f *fleet) watchTools(end time.Time) {
 				delete(wrong, id)
 			}
 			r.mu.Unlock()
-			isReady, limit := r.hub.IsReady(id), lostFor
+			isReady, limit := r.hub.Status(id).Ready, lostFor
 			if isReady {
 				limit = time.Second
 			}
@@ -426,7 +426,7 @@ func simulate(t *testing.T, seed uint64) {
 	calls.Wait()
 	time.Sleep(2 * time.Minute) // faults are over
 	for _, b := range f.boards {
-		if !f.relay().hub.IsReady(b.node()) {
+		if !f.relay().hub.Status(b.node()).Ready {
 			t.Errorf("seed %d: board %d is not ready two minutes after the last fault", seed, b.index)
 		}
 	}

@@ -41,12 +41,6 @@ func (n *Node) isSuspect() bool {
 	return ok && waiting >= suspectTime
 }
 
-// IsSuspect reports whether a node has a link on which it does not answer.
-func (h *Hub) IsSuspect(nodeID string) bool {
-	n := h.node(nodeID)
-	return n != nil && n.isSuspect()
-}
-
 // expectAnswer records that a ping or a command was sent just now.
 func (n *Node) expectAnswer() {
 	if _, waiting := n.unanswered(); waiting {
@@ -74,8 +68,9 @@ func (h *Hub) checkWatched() {
 		linked := h.isCurrent(n)
 		// Without a link a node is offline, which says more than suspect.
 		suspect := ok && linked && waiting >= suspectTime
-		if suspect != n.isReportedSuspect {
-			n.isReportedSuspect = suspect
+		if suspect != n.isReportedSuspect.Load() {
+			n.isReportedSuspect.Store(suspect)
+			h.revision.Add(1)
 			h.reportSuspect(n, suspect)
 		}
 		if ok && linked {
