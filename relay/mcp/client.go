@@ -21,6 +21,9 @@ type client struct {
 	// ctx is the SDK's for this request: what is sent under it reaches the right stream,
 	// whatever context a plugin uses. It ends with the request.
 	ctx context.Context
+	// direct is the message of a call that the SDK does not know (call_direct.go). Nothing can be
+	// sent to the client during such a call.
+	direct *envelope
 }
 
 var _ kernel.Session = (*client)(nil)
@@ -42,8 +45,11 @@ func (c *client) ProgressToken() any {
 // Capabilities implements kernel.Session. A legacy client sends them with initialize, a
 // modern one with each request. They are nil when the client sent none.
 func (c *client) Capabilities() json.RawMessage {
-	if c.x.call != nil {
+	switch {
+	case c.x.call != nil:
 		return c.x.call.capabilities
+	case c.x.modern && c.direct != nil:
+		return c.direct.capabilities
 	}
 	var caps any
 	if c.x.modern {
@@ -85,6 +91,9 @@ func (c *client) sendProgress(done, total float64, message []byte) {
 // It sends progress (dropped when the client asked for none), log messages (dropped below the
 // level that the client set) and the end of an elicitation by URL. Other methods are an error.
 func (c *client) Notify(_ context.Context, method string, params json.RawMessage) (err error) {
+	if c.direct != nil {
+		return errNoMessages
+	}
 	switch method {
 	case "notifications/progress":
 		tok := c.ProgressToken()
@@ -141,6 +150,9 @@ func levelEnabled(asked any, level sdk.LoggingLevel) bool {
 func (c *client) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if c.x.modern {
 		return nil, errNoServerRequests
+	}
+	if c.direct != nil {
+		return nil, errNoMessages
 	}
 	need, ok := map[string]string{"elicitation/create": "elicitation", "sampling/createMessage": "sampling", "roots/list": "roots"}[method]
 	if !ok {

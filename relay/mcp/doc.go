@@ -12,7 +12,8 @@
 // client it is from, and subscriptions/listen is a request that stays open. Both are
 // served at once:
 //
-//	POST /mcp ── edge.Guard ── token ── strict JSON ── era? ─┬─ legacy  SDK, stateful handler
+//	POST /mcp ── edge.Guard ── token ── strict JSON ── era? ─┬─ call of a board's tool: direct, both eras
+//	                                                         ├─ legacy  SDK, stateful handler
 //	                                                         ├─ listen  SDK, stateless handler
 //	                                                         ├─ plain   requestMux: all requests of a
 //	                                                         │          tenant share one SDK session
@@ -33,6 +34,8 @@
 //
 //   - Strict JSON and the choice of the era, before the SDK parses: the SDK takes the last
 //     of two equal keys and ignores what follows the first value (envelope.go).
+//   - Calls of boards' tools, which are nearly all requests, are parsed once, called and answered
+//     here, in a session only after the SDK has opened it (call_direct.go).
 //   - Results as bytes: schemas and device answers pass without being decoded (result.go).
 //   - Plain modern requests on one shared session: a separate session for each would
 //     cost the SDK a connection, three goroutines and ten parses (request_mux.go).
@@ -59,6 +62,12 @@
 // goes away the result is an error E_NODE_OFFLINE, also after some frames, because half
 // an answer would pass for a whole one.
 //
+// # Compression
+//
+// Answers to tools/list and resources/list of 2 KiB or more have gzip if the client accepts it
+// (edge.Compress): every board of a model has the same schemas. Nothing else is compressed
+// (compressible).
+//
 // # Locks and goroutines
 //
 // Handler.mu is taken first; tenant.mu and session.mu are leaves. Handler.mu is held while
@@ -69,5 +78,6 @@
 // stream is cut.
 //
 // Run owns one goroutine for each tenant (tenant.run) and one for each session that is
-// closing; requests run on net/http's goroutines, and their handlers on the SDK's.
+// closing; requests run on net/http's goroutines, and those that are not direct are handled on
+// the SDK's.
 package mcp

@@ -19,6 +19,9 @@ type envelope struct {
 	version      string     // its protocolVersion
 	clientInfo   []byte     // its clientInfo
 	capabilities []byte     // its clientCapabilities
+	arguments    []byte     // params.arguments
+	requestID    []byte     // params.requestId of a cancellation: a string or a number
+	hasInput     bool       // tools/call: has inputResponses, requestState, or a _meta that is no object
 	isResponse   bool       // has a result or an error
 	invalid      shapeError // why it is not a JSON-RPC message; "" for one that is
 }
@@ -124,7 +127,7 @@ func scanMessage(obj []byte) (m envelope) {
 	default:
 		m.invalid = ""
 	}
-	if len(m.id) > 0 && m.id[0] != '"' && m.id[0] != '-' && (m.id[0] < '0' || m.id[0] > '9') {
+	if len(m.id) > 0 && !isID(m.id) {
 		m.id, m.invalid = nil, errID
 	}
 	if len(m.params) == 0 || m.params[0] != '{' {
@@ -141,9 +144,20 @@ func scanMessage(obj []byte) (m envelope) {
 		case string(key) == "_meta" && v[0] == '{':
 			m.meta = v
 			m.scanMeta()
+		case string(key) == "arguments":
+			m.arguments = v
+		case string(key) == "requestId" && isID(v):
+			m.requestID = v
+		case string(key) == "inputResponses", string(key) == "requestState", string(key) == "_meta":
+			m.hasInput = true
 		}
 	}
 	return m
+}
+
+// isID reports whether a value is a string or a number.
+func isID(v []byte) bool {
+	return v[0] == '"' || v[0] == '-' || v[0] >= '0' && v[0] <= '9'
 }
 
 // scanMeta reads the protocol's own members of _meta.

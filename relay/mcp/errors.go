@@ -23,7 +23,10 @@ const (
 	codeInternal       = -32603
 )
 
-const stoppingMessage = "the relay is stopping; call again shortly"
+const (
+	stoppingMessage = "the relay is stopping; call again shortly"
+	errSessionEnded = "the session has ended; initialize again"
+)
 
 var (
 	// errRequestEnded has the code of the SDK's "rejected by transport": the message is
@@ -37,6 +40,8 @@ var (
 	// errNoServerRequests answers Request in the modern era, where a server sends no
 	// requests to a client.
 	errNoServerRequests = errors.New("mcp: this protocol version takes no requests during a call; return Result.InputRequests instead")
+	// errNoMessages answers Notify and Request during a direct call.
+	errNoMessages = errors.New("mcp: a call of a board's tool sends nothing to the client but its result")
 )
 
 // refuse answers a request before any of its messages was handled, and counts it.

@@ -86,6 +86,7 @@ type Handler struct {
 	sessionPool, streamPool *edge.Pool // shares of both tables, by identity
 
 	bodyTimeout time.Duration
+	neverDirect bool   // tests compare direct calls with the SDK's answers
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 	schemas     schemaCache
 
@@ -160,7 +161,8 @@ func setDefault[T cmp.Ordered](v *T, def T) {
 
 // Run serves until ctx ends. It then ends every stream and session, and waits for its
 // goroutines. A call in progress is answered with an error first: requestMux and
-// timeoutWriter do that when they see the end.
+// timeoutWriter do that when they see the end, and so does a direct call in a session. Other direct
+// calls have their answer within kernel.CallBudget; the HTTP server waits for them.
 func (h *Handler) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -260,6 +262,11 @@ type exchange struct {
 	cancel context.CancelFunc
 
 	call *muxCall // of a request that the mux carries
+
+	// Of a request in a session:
+	requestIDs       []string    // claimed by claimIDs
+	isDirect         bool        // the SDK does not know it
+	canceledByClient atomic.Bool // by notifications/cancelled
 }
 
 // join returns a context that ends with ctx, which is the SDK's, and when the client of

@@ -2,11 +2,9 @@ package mcp
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-	"go.uber.org/zap"
 
 	"agentctl/manifest"
 )
@@ -24,12 +22,7 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 			return nil, &jsonrpc.Error{Code: codeInternal, Message: "the request has no caller"}
 		}
 		// The SDK runs handlers in its goroutines, where a panic ends the process.
-		defer func() {
-			if p := recover(); p != nil {
-				t.h.log.Error("mcp handler panicked", zap.String("method", method), zap.String("type", fmt.Sprintf("%T", p)), zap.Stack("stack"))
-				res, err = nil, &jsonrpc.Error{Code: codeInternal, Message: "the relay failed to answer this request"}
-			}
-		}()
+		defer t.recoverPanic(method, &err)
 		if x.call != nil && x.call.hasParams { // the mux has kept _meta back
 			if meta := x.call.extraMeta(); meta != nil {
 				req.GetParams().SetMeta(meta)
@@ -37,7 +30,10 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		}
 		switch r := req.(type) {
 		case *sdk.CallToolRequest:
-			return t.callTool(ctx, x, r)
+			ctx, cancel := x.join(ctx)
+			defer cancel()
+			name, tool := t.resolveTool(x.caller, r.Params.Name)
+			return t.callTool(ctx, x, &client{x: x, req: r, ctx: ctx}, r.Params, name, tool)
 		case *sdk.ListToolsRequest:
 			return t.listTools(x, r)
 		case *sdk.ListResourcesRequest:

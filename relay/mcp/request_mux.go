@@ -2,8 +2,6 @@ package mcp
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -13,6 +11,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/transport/edge"
 )
 
 // requestMux joins the plain modern requests of one tenant to one SDK session. Each HTTP
@@ -163,7 +163,7 @@ func isPlainRequest(r *http.Request, m *envelope) bool {
 
 // serve answers one plain modern request: with JSON, or with a stream of events if the
 // handler sends notifications before its response.
-func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
+func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, e *envelope) {
 	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
 	params := e.withoutMeta()
@@ -178,7 +178,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 		delete(m.pending, n)
 		m.mu.Unlock()
 	}()
-	out := muxResponse{w: w, rc: http.NewResponseController(w)}
+	out := muxResponse{w: w, r: r, rc: http.NewResponseController(w)}
 	defer out.clearDeadline()
 	// in is nil after the message was taken: a send on a nil channel is never ready.
 	in, msg := m.in, &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
@@ -196,7 +196,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 					return
 				}
 			}
-			out.writeResponse(e.id, resp)
+			out.writeResponse(e, resp)
 			return
 		case <-x.ctx.Done():
 			return
@@ -214,6 +214,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 // muxResponse writes the response of a plain request. It is JSON until the first event.
 type muxResponse struct {
 	w           http.ResponseWriter
+	r           *http.Request
 	rc          *http.ResponseController
 	isStream    bool
 	deadlineSet bool
@@ -241,50 +242,19 @@ func (a *muxResponse) writeEvent(data []byte) error {
 	return a.rc.Flush()
 }
 
-// maxUndelayed is the size of a response that any send buffer takes at once; its write
-// needs no deadline.
-const maxUndelayed = 2048
-
 // writeResponse writes the response under the id that the client sent, byte for byte: as
 // the last event of a stream, or as JSON with the HTTP status of its error.
-func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
-	status := http.StatusOK
-	var b []byte
-	if resp.Error != nil {
-		code, data := int64(codeInternal), json.RawMessage(nil)
-		if f, ok := errors.AsType[*jsonrpc.Error](resp.Error); ok {
-			code, data = f.Code, f.Data
-		}
-		status = modernStatus(code)
-		b = appendRPCError(nil, id, code, resp.Error.Error(), data)
-	} else {
-		b = make([]byte, 0, len(resp.Result)+len(id)+40)
-		b = append(b, `{"jsonrpc":"2.0","id":`...)
-		b = append(b, id...)
-		b = append(b, `,"result":`...)
-		b = append(b, resp.Result...)
-		b = append(b, '}')
-	}
+func (a *muxResponse) writeResponse(e *envelope, resp *jsonrpc.Response) {
+	b := appendResponse(nil, e.id, resp.Result, resp.Error)
 	if a.isStream {
 		_ = a.writeEvent(b)
 		return
 	}
-	h := a.w.Header()
-	h["Content-Type"], h["Cache-Control"] = contentJSON, noStore
-	if status != http.StatusOK {
-		a.w.WriteHeader(status)
+	if compressible[e.method] && resp.Error == nil {
+		b = edge.Compress(a.w.Header(), a.r, b)
 	}
-	if len(b) > maxUndelayed {
-		a.setDeadline()
-	}
-	_, _ = a.w.Write(b)
+	writeResponse(a.w, b, resp.Error)
 }
-
-// Header values that every response shares, so that none is allocated.
-var (
-	contentJSON = []string{"application/json"}
-	noStore     = []string{"no-store"}
-)
 
 // clearDeadline frees the connection of the deadline: it may serve another request.
 func (a *muxResponse) clearDeadline() {

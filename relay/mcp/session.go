@@ -49,6 +49,7 @@ type session struct {
 	exchanges     map[*exchange]struct{} // in progress; canceled at the end
 	streams       map[*exchange]struct{} // open GET streams
 	subscriptions map[string]func()      // release by URI
+	requests      map[string]*exchange   // in progress, by canonical id
 }
 
 // ownerKey is the identity that a session is bound to. A refreshed token of the same
@@ -227,6 +228,23 @@ func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *ex
 func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
 	m := &msgs[0]
 	isRequest := !isBatch && !m.isResponse && len(m.id) > 0
+	isAccepted := isSessionPost(r, isBatch)
+	var name string
+	var tool *kernel.Tool
+	if isRequest && isAccepted && m.version == "" && x.session.ss.InitializeParams() != nil {
+		name, tool = x.tenant.directTool(x, m)
+		x.isDirect = tool != nil
+	}
+	duplicate := x.session.claimIDs(x, msgs)
+	defer x.session.releaseIDs(x)
+	if duplicate != nil {
+		refuseDuplicate(w, duplicate)
+		return
+	}
+	if tool != nil {
+		x.tenant.serveSessionCall(w, r, x, m, name, tool)
+		return
+	}
 	if !isBatch && !m.isResponse && !sessionMethods[m.method] {
 		if isRequest {
 			refuseRPC(w, http.StatusOK, m.id, jsonrpc.CodeMethodNotFound, methodNotFound(m.method).Error())
@@ -237,8 +255,16 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 			return
 		}
 	}
+	if isAccepted {
+		for i := range msgs {
+			x.session.cancelCall(&msgs[i])
+		}
+	}
 	tw := &timeoutWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
 	defer tw.clearDeadline()
+	if !isBatch && compressible[m.method] {
+		tw.compressFor = r
+	}
 	serveSDK(h.legacy, tw, r, x, body)
 	if isRequest && x.ctx.Err() != nil && r.Context().Err() == nil {
 		tw.answerClosedSession(m.id) // the client is there: the session has ended, or the relay stops

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"time"
 
+	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -57,6 +58,7 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 type timeoutWriter struct {
 	http.ResponseWriter
 	rc          *http.ResponseController
+	compressFor *http.Request // whose answer may be compressed; nil: it may not
 	status      int
 	hasWritten  bool
 	hasAnswered bool // the last event of a stream was a message with an id
@@ -73,10 +75,18 @@ func (w *timeoutWriter) WriteHeader(status int) {
 // Write implements http.ResponseWriter. The SDK writes one event, or one whole answer, at
 // a time.
 func (w *timeoutWriter) Write(b []byte) (int, error) {
+	isFirst := !w.hasWritten && w.status == 0
 	w.hasWritten = true
 	w.hasAnswered = bytes.HasPrefix(b, []byte("event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":"))
 	_ = w.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	return w.ResponseWriter.Write(b)
+	out := b
+	if w.compressFor != nil && isFirst && w.hasAnswered { // it is the only event
+		out = edge.Compress(w.Header(), w.compressFor, b)
+	}
+	if _, err := w.ResponseWriter.Write(out); err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }
 
 // Unwrap lets the SDK flush.
@@ -86,12 +96,11 @@ func (w *timeoutWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // SDK would leave the client waiting. The status is not 404, which says that nothing was
 // done and invites the client to call again.
 func (w *timeoutWriter) answerClosedSession(id []byte) {
-	const message = "the session has ended; initialize again"
 	switch {
 	case w.status == 0 && !w.hasWritten:
-		refuseRPC(w, http.StatusOK, id, codeInvalidRequest, message)
+		refuseRPC(w, http.StatusOK, id, codeInvalidRequest, errSessionEnded)
 	case !w.hasAnswered && w.Header().Get("Content-Type") == "text/event-stream":
-		_, _ = w.Write(appendEvent(nil, appendRPCError(nil, id, codeInvalidRequest, message, nil)))
+		_, _ = w.Write(appendEvent(nil, appendRPCError(nil, id, codeInvalidRequest, errSessionEnded, nil)))
 	}
 }
 

@@ -193,23 +193,19 @@ func parseCursor(s string) (after string, ok bool) {
 
 // callTool is tools/call:
 //
-//	name in either spelling -> resolveTool -> kernel.Call -> frames, input rounds, or a result
+//	kernel.Call -> frames, input rounds, or a result
+//
+// name and tool are what resolveTool made of the name.
 //
 // A failure of the relay is a result with isError, which the client's model sees. A request that
 // no tool could answer (an unknown name, malformed params) gets a JSON-RPC error.
-func (t *tenant) callTool(ctx context.Context, x *exchange, req *sdk.CallToolRequest) (sdk.Result, error) {
-	p := req.Params
+func (t *tenant) callTool(ctx context.Context, x *exchange, cl *client, p *sdk.CallToolParamsRaw, name string, tool *kernel.Tool) (sdk.Result, error) {
 	if len(p.Arguments) > 0 && p.Arguments[0] != '{' {
 		if string(p.Arguments) != "null" {
 			return nil, invalidParams("arguments must be an object")
 		}
 		p.Arguments = nil
 	}
-	ctx, cancel := x.join(ctx)
-	defer cancel()
-
-	name, tool := t.resolveTool(x.caller, p.Name)
-	cl := &client{x: x, req: req, ctx: ctx}
 	kr := &kernel.Request{Caller: x.caller, Tool: name, Arguments: p.Arguments, Session: cl, ConnID: x.sessionID(),
 		Meta: metaOf(p.Meta), MarkUntrusted: true, TraceID: x.traceID, RequestState: p.RequestState}
 	if tp, ok := p.Meta["traceparent"].(string); ok {
