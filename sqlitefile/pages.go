@@ -381,13 +381,15 @@ func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool
 	if len(b) < local {
 		return 0, false
 	}
-	f.payload = append(f.payload[:0], b[:local]...)
+	payload := b[:local]
 	if rest := int(size) - local; rest > 0 {
+		f.payload = append(f.payload[:0], payload...)
 		if len(b) < local+4 || !f.overflow(binary.BigEndian.Uint32(b[local:]), rest, upTo) {
 			return local, false
 		}
+		payload = f.payload
 	}
-	if r.Values, ok = parseRecord(f.payload, f.values[:0]); ok {
+	if r.Values, ok = parseRecord(payload, f.values[:0]); ok {
 		f.values = r.Values
 	}
 	return local, ok

@@ -54,3 +54,45 @@ func BenchmarkReplay(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.N*80*MaxAppend)/b.Elapsed().Seconds(), "events/s")
 }
+
+// BenchmarkStart opens a log of 100,000 events, half of them calls, and replays the tickets in it, as a
+// start does.
+func BenchmarkStart(b *testing.B) {
+	const tickets, others = 10_000, 90_000
+	path := logPath(b)
+	s := open(b, Options{Path: path})
+	stop := run(b, s)
+	group := make([]kernel.Event, 0, MaxAppend)
+	for i := range tickets + others {
+		e := call("default", i)
+		switch {
+		case i%10 == 0:
+			e = stateEvent("default", fmt.Sprint(i), 200)
+		case i%2 == 0:
+			e = event("event", "log/app", i)
+		}
+		if group = append(group, e); len(group) == cap(group) {
+			mustAppend(b, s, group...)
+			group = group[:0]
+		}
+	}
+	mustAppend(b, s, group...)
+	stop()
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		s, err := Open(Options{Path: path})
+		if err != nil {
+			b.Fatal(err)
+		}
+		n := 0
+		if err := s.Replay(context.Background(), 0, func(kernel.Event) error { n++; return nil }, "ticket.*"); err != nil || n != tickets {
+			b.Fatal(n, err)
+		}
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N*(tickets+others))/b.Elapsed().Seconds(), "events/s")
+}

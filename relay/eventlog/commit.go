@@ -84,6 +84,9 @@ func (s *Store) Run(ctx context.Context) error {
 // start moves the state to running, from idle or, when Run is called again, from ended. Offers
 // of the idle state are still in the queue.
 func (s *Store) start() error {
+	s.tableMu.Lock()
+	s.table = nil // from here on the pages change; its file is closed with the others
+	s.tableMu.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch s.state {

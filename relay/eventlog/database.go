@@ -107,8 +107,13 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	return recovered, nil
 }
 
-// openConn opens the write connection, and returns the format of the file.
+// openConn opens the write connection, and returns the format of the file. It opens the file itself
+// before, so that it is closed after the connection (sqlitefile.NewTable).
 func (s *Store) openConn(ctx context.Context) (format int, err error) {
+	if s.file, err = os.Open(s.opts.Path); err != nil {
+		return 0, err
+	}
+	s.files = append(s.files, s.file)
 	db, err := sql.Open("sqlite", sqlitefile.DSN(s.opts.Path, fmt.Sprintf("_busy_timeout=%d&_txlock=immediate&_defensive=1", busyTimeoutMS)))
 	if err != nil {
 		return 0, err
@@ -123,7 +128,7 @@ func (s *Store) openConn(ctx context.Context) (format int, err error) {
 
 // closeConn closes what openConn has opened.
 func (s *Store) closeConn() (err error) {
-	for range 2 {
+	for range 3 {
 		n := len(s.files) - 1
 		err = errors.Join(err, s.files[n].Close())
 		s.files = s.files[:n]

@@ -216,6 +216,7 @@ type Store struct {
 	opts     Options
 	log      *zap.Logger
 	files    []io.Closer // closed in reverse
+	file     *os.File    // the database, for table
 	conn     *sql.Conn   // the write connection; used by Open, then by Run alone
 	w        *writer     // as conn
 	topic    *fanout.Topic[kernel.Event]
@@ -237,6 +238,9 @@ type Store struct {
 	retention   retention            // Run's
 	room        room                 // Run's
 	stallTimer  *time.Timer          // calls stall
+
+	tableMu sync.RWMutex // held while table is replayed
+	table   *stateTable  // nil once Run has begun, or when SQLite has to read the file
 
 	mu           sync.Mutex // protects the fields below
 	state        state

@@ -64,7 +64,7 @@ func verifyFile(ctx context.Context, path string, o VerifyOptions) (Verification
 // Verify checks all rows against the hashes of their chains. The faults are not an error: the error
 // says that the check could not be made. A log of an older agentctl has no hashes: it is only read.
 func (r *Reader) Verify(ctx context.Context, o VerifyOptions) (Verification, error) {
-	v := verifier{r: r, opts: o, result: Verification{Began: time.Now()}, chains: make(map[int64]*chain), bad: make(map[int64]bool)}
+	v := newVerifier(r, o)
 	err := v.run(ctx)
 	v.result.Ended = time.Now()
 	if err != nil {
@@ -81,6 +81,10 @@ type verifier struct {
 	hash   hasher
 	chains map[int64]*chain // last and head are those of the rows so far
 	bad    map[int64]bool   // chains with a fault: the rest of them is not checked
+}
+
+func newVerifier(r *Reader, o VerifyOptions) *verifier {
+	return &verifier{r: r, opts: o, result: Verification{Began: time.Now()}, chains: make(map[int64]*chain), bad: make(map[int64]bool)}
 }
 
 func (v *verifier) run(ctx context.Context) error {
@@ -151,14 +155,7 @@ func (v *verifier) page(ctx context.Context, class Class, pos uint64) (next uint
 	if err != nil {
 		return next, 0, false, err
 	}
-	for _, c := range now {
-		if c.class != class {
-			continue
-		}
-		if old := v.chains[c.id]; old == nil || c.mark > old.last+1 {
-			v.chains[c.id] = &chain{id: c.id, tenant: c.tenant, class: c.class, last: max(c.mark, 1) - 1, head: c.anchor}
-		}
-	}
+	v.follow(class, now)
 	rows, err := tx.QueryContext(ctx, verifyRows[class], int64(pos), maxPageRows)
 	if err != nil {
 		return next, 0, false, err
@@ -185,6 +182,25 @@ func (v *verifier) page(ctx context.Context, class Class, pos uint64) (next uint
 	if err := rows.Err(); err != nil || !atEnd {
 		return next, size, false, err
 	}
+	v.end(class, now)
+	return next, size, true, nil
+}
+
+// follow begins with the chains of a class that are new, and skips the rows that retention has removed
+// meanwhile.
+func (v *verifier) follow(class Class, now []*chain) {
+	for _, c := range now {
+		if c.class != class {
+			continue
+		}
+		if old := v.chains[c.id]; old == nil || c.mark > old.last+1 {
+			v.chains[c.id] = &chain{id: c.id, tenant: c.tenant, class: c.class, last: max(c.mark, 1) - 1, head: c.anchor}
+		}
+	}
+}
+
+// end checks, behind the last row of a class, that no chain lacks its newest rows.
+func (v *verifier) end(class Class, now []*chain) {
 	for _, c := range now {
 		if c.class != class || v.bad[c.id] {
 			continue
@@ -193,7 +209,6 @@ func (v *verifier) page(ctx context.Context, class Class, pos uint64) (next uint
 			v.chainFault(c, got.last+1, fmt.Sprintf("the newest events up to %d are missing", c.last))
 		}
 	}
-	return next, size, true, nil
 }
 
 // row checks the next row of a class.
@@ -227,8 +242,12 @@ func (v *verifier) fault(tenant string, class Class, seq uint64, problem string)
 	}
 }
 
-// verifyState checks the events that a start replays, before they are replayed.
+// verifyState checks the events that a start replays, before they are replayed: in the pages of the
+// file, and if they do not fit with SQLite, which decides.
 func (s *Store) verifyState() error {
+	if s.openStateTable() {
+		return nil
+	}
 	result, err := s.Verify(context.Background(), VerifyOptions{Class: ClassState})
 	if err != nil {
 		return err

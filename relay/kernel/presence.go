@@ -1,9 +1,11 @@
 package kernel
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -314,26 +316,55 @@ func (p *presence) list(want func(presenceKey) bool) []Presence {
 // RestorePresence rebuilds the entries from a log, before Run. Who was online stays online
 // for one more timeout, since a restart of the relay is not an absence. Nothing is
 // reported.
+//
+// Only the newest event of each device or agent is decoded: one that comes and goes has thousands.
 func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	p := &k.presence
-	now := time.Now().UnixMilli()
-	return log.Replay(ctx, 0, func(ev Event) error {
-		var s Presence
-		if json.Unmarshal(ev.Payload, &s) != nil || s.ID == "" || now-s.LastPingMS > presenceRetention.Milliseconds() {
-			return nil
+	newest := make(map[presenceKey]Event)
+	apply := func() {
+		for _, ev := range slices.SortedFunc(maps.Values(newest), func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) }) {
+			p.restore(&ev)
 		}
-		e := &presenceEntry{name: s.Name, transport: s.Transport, cloneSuspected: s.CloneSuspected}
-		e.beat.Store(p.now())
-		e.lastMS.Store(s.LastPingMS)
-		e.online.Store(ev.Type == eventOnline || ev.Type == eventPresenceSnapshot && s.Status == Online)
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		key := presenceKey{ev.Tenant, s.Kind, s.ID}
-		if p.entries[key] != nil || len(p.entries) < MaxPresences {
-			p.entries[key] = e
+		clear(newest)
+	}
+	err := log.Replay(ctx, 0, func(ev Event) error {
+		if len(newest) >= 2*MaxPresences {
+			apply()
 		}
+		newest[presenceKey{ev.Tenant, string(kindOf(ev.Payload)), ev.Aggregate}] = ev
 		return nil
 	}, eventOnline, eventOffline, eventPresenceSnapshot)
+	apply()
+	return err
+}
+
+// kindOf returns the payload up to the value of kind, or all of it: what differs for two kinds.
+func kindOf(payload []byte) []byte {
+	const key = `"kind":"`
+	if at := bytes.Index(payload, []byte(key)); at >= 0 {
+		if n := bytes.IndexByte(payload[at+len(key):], '"'); n >= 0 {
+			return payload[:at+len(key)+n]
+		}
+	}
+	return payload
+}
+
+// restore sets the entry of an event.
+func (p *presence) restore(ev *Event) {
+	var s Presence
+	if json.Unmarshal(ev.Payload, &s) != nil || s.ID == "" || time.Now().UnixMilli()-s.LastPingMS > presenceRetention.Milliseconds() {
+		return
+	}
+	e := &presenceEntry{name: s.Name, transport: s.Transport, cloneSuspected: s.CloneSuspected}
+	e.beat.Store(p.now())
+	e.lastMS.Store(s.LastPingMS)
+	e.online.Store(ev.Type == eventOnline || ev.Type == eventPresenceSnapshot && s.Status == Online)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := presenceKey{ev.Tenant, s.Kind, s.ID}
+	if p.entries[key] != nil || len(p.entries) < MaxPresences {
+		p.entries[key] = e
+	}
 }
 
 // run sweeps until ctx ends.

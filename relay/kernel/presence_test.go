@@ -168,6 +168,45 @@ func TestRestorePresence(t *testing.T) {
 	})
 }
 
+// The newest event counts, of each kind: a device and an agent may have the same id.
+func TestRestorePresenceNewest(t *testing.T) {
+	log := kernel.MemoryLog{Max: 1 << 20}
+	k := kernel.New(kernel.Options{Log: &log})
+	for i := range 5 {
+		for _, kind := range []string{kernel.PresenceAgent, kernel.PresenceDevice} {
+			p := kernel.Presence{Tenant: "a", ID: "same", Kind: kind, Name: fmt.Sprint(kind, i), Transport: "http"}
+			k.Heartbeat(p)
+			if kind == kernel.PresenceAgent || i < 4 {
+				k.MarkOffline("a", kind, "same")
+			}
+		}
+	}
+	for i := range 2*kernel.MaxPresences + 10 { // more than are collected at a time
+		e := kernel.Event{Tenant: "b", Type: "presence.offline", Aggregate: fmt.Sprint(i % (kernel.MaxPresences - 2))}
+		e.Payload = fmt.Appendf(nil, `{"status":"offline","kind":"agent","id":%q,"name":"n%d","last_ping_at":%d}`, e.Aggregate, i, time.Now().UnixMilli())
+		if !log.Offer(e) {
+			t.Fatal("not kept")
+		}
+	}
+	fresh := kernel.New(kernel.Options{})
+	if err := fresh.RestorePresence(t.Context(), &log); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := fmt.Sprint(fresh.ListPresence("a")), fmt.Sprint(k.ListPresence("a")); got != want || directory(fresh, "a") != "agent same offline, device same online" {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	list := fresh.ListPresence("b")
+	if len(list) != kernel.MaxPresences-2 {
+		t.Fatalf("%d entries", len(list))
+	}
+	for _, p := range list {
+		var i int
+		if _, err := fmt.Sscan(p.ID, &i); err != nil || p.Name != fmt.Sprint("n", i+kernel.MaxPresences-2) && p.Name != fmt.Sprint("n", i+2*(kernel.MaxPresences-2)) {
+			t.Errorf("%+v is not the newest", p)
+		}
+	}
+}
+
 // Entries are bounded: the one that is offline for longest gives way, one a second; who
 // is online stays.
 func TestPresenceIsBounded(t *testing.T) {

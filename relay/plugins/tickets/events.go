@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	jsonv2 "github.com/go-json-experiment/json"
+
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
@@ -253,7 +255,7 @@ func (p *Plugin) Restore(ctx context.Context, log kernel.Log) (RestoreStats, err
 func (p *Plugin) replay(ctx context.Context, ev *kernel.Event) (outcome, error) {
 	var pl payload
 	if id, ok := manifest.ParseULID(ev.Aggregate); !ok || id != ev.Aggregate ||
-		!manifest.ValidTenant(ev.Tenant) || json.Unmarshal(ev.Payload, &pl) != nil {
+		!manifest.ValidTenant(ev.Tenant) || jsonv2.Unmarshal(ev.Payload, &pl) != nil {
 		return foreign, nil
 	}
 	t := p.tenant(ev.Tenant, true)

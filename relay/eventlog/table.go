@@ -1,0 +1,165 @@
+package eventlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"go.uber.org/zap"
+
+	"agentctl/relay/kernel"
+	"agentctl/sqlitefile"
+)
+
+// Between Open and Run nobody writes to the file, and then the rows of state are read from its pages:
+// checked once, and replayed by type, without the pages that have no such type. SQLite takes several
+// times as long, with which a relay would start the slower the older its log is.
+
+// stateTable is the table of state between Open and Run.
+type stateTable struct {
+	rows   *sqlitefile.Table
+	chains map[int64]*chain
+	types  map[string]*leafList
+}
+
+// leafList is the leaves that hold events of one type, ascending.
+type leafList struct{ leaves []int }
+
+// errNotState says that a row is not one of state.
+var errNotState = errors.New("eventlog: not a row of state")
+
+// openStateTable checks all rows of state, and keeps their table for Replay. It returns false if
+// the file does not hold everything that was committed, or anything does not fit.
+func (s *Store) openStateTable() bool {
+	var busy, frames, copied int
+	if s.queryRow("PRAGMA wal_checkpoint(PASSIVE)").Scan(&busy, &frames, &copied) != nil || busy != 0 || frames != copied {
+		return false
+	}
+	var root uint32
+	if s.queryRow("SELECT rootpage FROM sqlite_schema WHERE type = 'table' AND name = 'state'").Scan(&root) != nil {
+		return false
+	}
+	rows, err := sqlitefile.NewTable(s.file, root)
+	t := &stateTable{rows: rows, chains: s.w.byID, types: make(map[string]*leafList)}
+	if err == nil {
+		err = t.verify()
+	}
+	if err != nil {
+		s.log.Info("event log: SQLite checks it, which takes longer", zap.Error(err))
+		return false
+	}
+	s.table = t
+	return true
+}
+
+// verify checks the rows against their chains, as verifier does, and notes where the types are.
+func (t *stateTable) verify() error {
+	chains := make([]*chain, 0, len(t.chains))
+	for _, c := range t.chains {
+		chains = append(chains, c)
+	}
+	v := newVerifier(nil, VerifyOptions{})
+	v.follow(ClassState, chains)
+	for i := range t.rows.Leaves() {
+		err := t.rows.Rows(i, func(r *sqlitefile.Record) error {
+			e, id, hash, err := parseState(r)
+			if err != nil {
+				return err
+			}
+			v.row(ClassState, id, &e, hash)
+			list := t.types[e.Type]
+			if list == nil {
+				list = &leafList{}
+				t.types[strings.Clone(e.Type)] = list
+			}
+			if n := len(list.leaves); n == 0 || list.leaves[n-1] != i {
+				list.leaves = append(list.leaves, i)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if len(v.result.Faults) > 0 {
+			return &v.result.Faults[0]
+		}
+	}
+	v.end(ClassState, chains)
+	if len(v.result.Faults) > 0 {
+		return &v.result.Faults[0]
+	}
+	return nil
+}
+
+// parseState reads a row of state. The texts of the event are those of the record.
+func parseState(r *sqlitefile.Record) (e kernel.Event, chain int64, hash []byte, err error) {
+	v := r.Values
+	if len(v) != 7 || r.RowID <= 0 || v[0].Kind != sqlitefile.Null || v[1].Kind != sqlitefile.Integer || v[2].Kind != sqlitefile.Text ||
+		v[3].Kind != sqlitefile.Text || v[4].Kind != sqlitefile.Text || v[5].Kind != sqlitefile.Integer || v[6].Kind != sqlitefile.Blob {
+		return e, 0, nil, errNotState
+	}
+	e = kernel.Event{Seq: uint64(r.RowID), Type: stringOf(v[2].Bytes), Aggregate: stringOf(v[3].Bytes), Payload: v[4].Bytes, CreatedMS: v[5].Int}
+	return e, v[1].Int, v[6].Bytes, nil
+}
+
+// stringOf returns b as a string, which changes with it.
+func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// Replay implements kernel.Log. Before Run, events of state come from the table that Open has checked.
+func (s *Store) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types ...string) error {
+	if _, calls := classesOf(types); !calls {
+		s.tableMu.RLock()
+		defer s.tableMu.RUnlock()
+		if s.table != nil {
+			last, err := s.table.replay(ctx, after, fn, types)
+			if !errors.Is(err, sqlitefile.ErrNotSound) {
+				return err
+			}
+			after = last // SQLite reads the rest, or says why it cannot
+		}
+	}
+	return s.Reader.Replay(ctx, after, fn, types...)
+}
+
+// replay calls fn with the events of some types behind a seq, and returns the last one. An
+// sqlitefile.ErrNotSound says that the pages have changed.
+func (t *stateTable) replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string) (last uint64, err error) {
+	names := make(map[string]string) // of the types, so that each event does not need a copy
+	var leaves []int
+	for name, list := range t.types {
+		if kernel.MatchesType(types, name) {
+			names[name] = name
+			leaves = append(leaves, list.leaves...)
+		}
+	}
+	slices.Sort(leaves)
+	rows := t.rows.Only(slices.Compact(leaves))
+	last = after
+	for i := range rows.Leaves() {
+		var fnErr error
+		err := rows.Rows(i, func(r *sqlitefile.Record) error {
+			e, id, _, err := parseState(r)
+			name, ok := names[e.Type]
+			if err != nil || !ok || e.Seq <= last {
+				return err
+			}
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			e.Type, e.Tenant = name, t.chains[id].tenant
+			e.Aggregate, e.Payload = strings.Clone(e.Aggregate), slices.Clone(e.Payload)
+			last, fnErr = e.Seq, fn(e)
+			return fnErr
+		})
+		switch {
+		case fnErr != nil || ctx.Err() != nil:
+			return last, err
+		case err != nil:
+			return last, fmt.Errorf("%w: %w", sqlitefile.ErrNotSound, err)
+		}
+	}
+	return last, ctx.Err()
+}
