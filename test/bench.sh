@@ -6,9 +6,9 @@
 #                                      a ratio while other programs use the machine
 #
 # Calls and event streams are measured in two ways. "saturated": the server alone on core 0, its
-# clients and boards on core 1, as many callers as keep the server busy; a figure is void when
-# the server used less than 90 % of its core. "at 2500/s": the same load for every side; void
-# when a side did not reach it.
+# clients and boards on core 1, as many callers as keep the server busy (event streams: two events
+# in flight); a figure is void when the server used less than 90 % of its core. "at 2500/s", and
+# "paced" for streams: the same load for every side; void when a side did not reach it.
 # Exits 0 when a bar is missed, and not when something could not be measured.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,16 @@ if [ ! -x "$exporter" ]; then
   rm -rf "$tmp"
 fi
 
-args=(-node-exporter "$exporter")
+# What the event gateway is compared with, besides nchan (apt-get install nginx-light
+# libnginx-mod-nchan). The module proxy serves this version of Mercure, and no list of versions,
+# which "go install" asks for.
+mercure_version=0.18.0
+mercure=bin/mercure-$mercure_version
+if [ ! -x "$mercure" ]; then
+  source=$(cd "${TMPDIR:-/tmp}" && go mod download -json "github.com/dunglas/mercure@v$mercure_version" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p') || true
+  [ -z "$source" ] || CGO_ENABLED=0 GOWORK=off go build -C "$source" -trimpath -ldflags '-s -w' -o "$PWD/$mercure" ./cmd/mercure || true
+fi
+
+args=(-node-exporter "$exporter" -mercure "$mercure")
 [ "${BENCH:-}" != quick ] || args+=(-quick)
 exec bin/bench "${args[@]}" "$@"

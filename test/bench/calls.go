@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -31,10 +32,9 @@ type protocol struct {
 type callers struct {
 	protocol
 	poll  int
-	list  []caller
 	byFD  map[int32]*caller
-	next  *int // numbers the requests of all sides, so that all boards are called in rotation
-	spare []*caller
+	spare []*caller // that wait for no answer
+	next  *int      // numbers the requests of all sides, so that all boards are called in rotation
 
 	done, failed int
 	latency      []float64 // ms
@@ -66,27 +66,32 @@ func openCallers(p protocol, n int, next *int) (*callers, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &callers{protocol: p, poll: poll, list: make([]caller, n), byFD: make(map[int32]*caller, n), next: next}
-	for i := range c.list {
-		one := &c.list[i]
-		if one.fd, one.head, err = p.open(i); err == nil {
-			c.byFD[int32(one.fd)] = one
-			c.spare = append(c.spare, one)
-			err = unix.EpollCtl(poll, unix.EPOLL_CTL_ADD, one.fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(one.fd)})
-		}
-		if err != nil {
+	c := &callers{protocol: p, poll: poll, byFD: make(map[int32]*caller, n), next: next}
+	for range n {
+		if err := c.add(); err != nil {
 			c.close()
-			return nil, fmt.Errorf("caller %d: %w", i, err)
+			return nil, err
 		}
 	}
 	return c, nil
 }
 
+// add connects one more caller.
+func (c *callers) add() error {
+	fd, head, err := c.open(len(c.byFD))
+	if err != nil {
+		return fmt.Errorf("caller %d: %w", len(c.byFD), err)
+	}
+	one := &caller{fd: fd, head: head}
+	c.byFD[int32(fd)], c.spare = one, append(c.spare, one)
+	return unix.EpollCtl(c.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)})
+}
+
 func (c *callers) close() {
 	for fd := range c.byFD {
-		_ = unix.Close(int(fd))
+		closeFD(int(fd))
 	}
-	_ = unix.Close(c.poll)
+	closeFD(c.poll)
 }
 
 // send writes the next request. It fits into the socket's buffer.
@@ -100,8 +105,14 @@ func (c *callers) send(one *caller) error {
 
 // receive reads what there is, and takes the caller back when its answer is complete.
 func (c *callers) receive(one *caller, buf []byte) error {
-	n, err := unix.Read(one.fd, buf)
+	n, err := read(one.fd, buf)
 	if err != nil || n == 0 {
+		if i := slices.Index(c.spare, one); i >= 0 { // a server may close what nothing is asked over
+			c.spare = slices.Delete(c.spare, i, i+1)
+			delete(c.byFD, int32(one.fd))
+			closeFD(one.fd)
+			return nil
+		}
 		return errors.Join(err, fmt.Errorf("the server closed a connection after %q", one.in))
 	}
 	one.in = append(one.in, buf[:n]...)
@@ -123,15 +134,15 @@ func (c *callers) receive(one *caller, buf []byte) error {
 // run keeps the callers busy until end: each sends its next request when it has an answer, or,
 // with a pace (requests a second), when it is time for the next one.
 func (c *callers) run(end time.Time, pace int) error {
-	events, buf := make([]unix.EpollEvent, len(c.list)), make([]byte, 64<<10)
+	events, buf := make([]unix.EpollEvent, max(len(c.byFD), 1)), make([]byte, 64<<10)
 	begin, sent := time.Now(), 0
 	for {
 		now := time.Now()
-		if now.After(end) && len(c.spare) == len(c.list) {
+		if now.After(end) && len(c.spare) == len(c.byFD) {
 			return nil
 		}
 		if now.After(end.Add(5 * time.Second)) {
-			return fmt.Errorf("%d callers got no answer in five seconds", len(c.list)-len(c.spare))
+			return fmt.Errorf("%d callers got no answer in five seconds", len(c.byFD)-len(c.spare))
 		}
 		for len(c.spare) > 0 && now.Before(end) && (pace == 0 || sent < int(now.Sub(begin).Seconds()*float64(pace))+1) {
 			one := c.spare[len(c.spare)-1]
@@ -187,7 +198,7 @@ func (c *callers) measure(server *process, d time.Duration, pace int) (round, er
 		return round{}, fmt.Errorf("%d calls, %d failed: %w", c.done, c.failed, c.err)
 	}
 	return round{cpu: float64(cpu.Nanoseconds()) / 1000 / float64(c.done), busy: float64(cpu) / float64(wall), waited: float64(waited) / float64(wall),
-		rate: float64(c.done) / wall.Seconds(), p99: quantile(c.latency, 0.99), callers: len(c.list)}, nil
+		rate: float64(c.done) / wall.Seconds(), p99: quantile(c.latency, 0.99), callers: len(c.byFD)}, nil
 }
 
 // dialFD connects a blocking socket, with a bound on how long a read or write may take.
@@ -205,11 +216,22 @@ func dialFD(addr string) (int, error) {
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
 		unix.Connect(fd, &unix.SockaddrInet4{Port: a.Port, Addr: [4]byte(a.IP.To4())}))
 	if err != nil {
-		_ = unix.Close(fd)
+		closeFD(fd)
 		return -1, err
 	}
 	return fd, nil
 }
+
+// read is read(2), again when a signal of the runtime interrupts it.
+func read(fd int, b []byte) (int, error) {
+	for {
+		if n, err := unix.Read(fd, b); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
+
+func closeFD(fd int) { _ = unix.Close(fd) }
 
 // exchange writes a request and reads until its answer is complete.
 func exchange(fd int, request []byte, answered func([]byte) (bool, error)) ([]byte, error) {
@@ -218,7 +240,7 @@ func exchange(fd int, request []byte, answered func([]byte) (bool, error)) ([]by
 	}
 	var in []byte
 	for buf := make([]byte, 64<<10); ; {
-		n, err := unix.Read(fd, buf)
+		n, err := read(fd, buf)
 		if err != nil || n == 0 {
 			return nil, errors.Join(err, fmt.Errorf("the answer ends after %q", in))
 		}

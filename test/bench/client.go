@@ -5,14 +5,11 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strconv"
 	"syscall"
 
@@ -71,33 +68,32 @@ type subscriber struct {
 	in   *bufio.Reader
 }
 
-// subscribe opens a stream and reads the head of the answer. window, when not 0, is the
-// size of the receive buffer.
-func subscribe(addr, ca, token, tool string, window int) (*subscriber, error) {
-	d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-		if window > 0 { // before the connect: a window that was offered is not taken back
-			e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, window) })
-			err = errors.Join(err, e)
-		}
-		return err
-	}}
+// smallWindow is a net.Dialer.Control that makes the receive buffer as small as it can be: before
+// the connect, since a window that was offered is not taken back.
+func smallWindow(_, _ string, raw syscall.RawConn) (err error) {
+	e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) })
+	return errors.Join(err, e)
+}
+
+// subscribeMetrics is the request of a metric stream.
+func subscribeMetrics(addr, token, tool string) []byte {
+	return appendPost(nil, "/mcp/tools/call", addr, []byte("Accept: text/event-stream\r\nAuthorization: Bearer "+token+"\r\n"),
+		[]byte(`{"tool":"`+tool+`","arguments":{"interval_ms":1000}}`))
+}
+
+// subscribe opens a metric stream and reads the head of the answer. A reader that will stall has
+// the smallest receive buffer.
+func subscribe(addr, token, tool string, stalls bool) (*subscriber, error) {
+	var d net.Dialer
+	if stalls {
+		d.Control = smallWindow
+	}
 	c, err := d.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
 	}
-	if ca != "" {
-		pem, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, err
-		}
-		pool := x509.NewCertPool()
-		pool.AppendCertsFromPEM(pem)
-		c = tls.Client(c, &tls.Config{RootCAs: pool, ServerName: "127.0.0.1"})
-	}
 	s := &subscriber{conn: c, in: bufio.NewReaderSize(c, 1024)}
-	head := []byte("Accept: text/event-stream\r\nAuthorization: Bearer " + token + "\r\n")
-	body := []byte(`{"tool":"` + tool + `","arguments":{"interval_ms":1000}}`)
-	if _, err := c.Write(appendPost(nil, "/mcp/tools/call", addr, head, body)); err != nil {
+	if _, err := c.Write(subscribeMetrics(addr, token, tool)); err != nil {
 		return nil, err
 	}
 	res, err := http.ReadResponse(s.in, nil)

@@ -10,21 +10,19 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"agentctl/relay/gateway"
 )
 
 // The event gateway beside a loop that writes and flushes, and does nothing else. Both
 // get the same events by the same POST and write the same frames to the same clients.
-// The gateway signs each event, filters by topic, counts, and could resume any client.
+// The gateway signs each event, writes it to its log on the disk before it accepts it, filters
+// by topic, counts, and could resume any client. nchan and Mercure are what others would use;
+// each has its documented settings, and keeps as many events for clients that come back.
 
 const (
 	eventsTopic = "bench/frame"
@@ -32,207 +30,151 @@ const (
 	stalledOf   = 50 // stalled subscribers
 )
 
-// eventsSize is one measurement: subscribers, and the events they get in a round.
-type eventsSize struct {
-	subscribers, events int
-	every               time.Duration
+// framesPerSecond is what all subscribers together are sent in the paced comparison.
+const framesPerSecond = 20_000
+
+// eventSubscribers are the sizes of the comparison.
+func (b *bench) eventSubscribers() []int {
+	if b.isQuick {
+		return []int{1000}
+	}
+	return []int{200, 1000, 5000}
 }
 
-func (b *bench) eventSizes() []eventsSize {
-	return []eventsSize{{1000, b.events, 50 * time.Millisecond}, {5000, b.events / 4, 250 * time.Millisecond}}
-}
-
-// eventsBars measures the events a second of server CPU, memory, and stalled readers.
+// eventsBars compares the gateway, with its log on the disk, with the naive loop and with others'
+// servers.
 func (b *bench) eventsBars() error {
-	for _, size := range b.eventSizes() {
-		var naive, ours, memory []float64
-		for range b.rounds {
-			n, _, err := b.eventsRound("naive-events", size)
-			if err != nil {
-				return fmt.Errorf("naive loop: %w", err)
-			}
-			o, kib, err := b.eventsRound("gateway", size)
-			if err != nil {
-				return fmt.Errorf("gateway: %w", err)
-			}
-			naive, ours, memory = append(naive, n), append(ours, o), append(memory, kib)
+	unpin, err := pinClient()
+	if err != nil {
+		return err
+	}
+	defer unpin()
+	limits := map[int][2]float64{1000: {1.15, 1.3}, 5000: {1.15, 1.3}}
+	absent := make(map[string]error)
+	for _, n := range b.eventSubscribers() {
+		naive := &fanoutSide{name: "naive loop", start: func() (*fanoutServer, error) { return b.naiveServer("naive-events") }}
+		ours := &fanoutSide{name: "event gateway", start: b.gatewayServer}
+		nchan := &fanoutSide{name: "nchan", start: b.nchanServer, peer: true, absent: absent["nchan"]}
+		mercure := &fanoutSide{name: "Mercure", start: b.mercureServer, peer: true, absent: absent["Mercure"]}
+		sides := []*fanoutSide{naive, ours, nchan, mercure}
+		if err := b.alternateFanout(sides, n, b.events, time.Duration(n)*time.Second/framesPerSecond); err != nil {
+			return err
 		}
-		fmt.Printf("events a second of server CPU, %d subscribers: naive %.0f (%s), gateway %.0f (%s); RSS a subscriber %s KiB\n", size.subscribers,
-			median(naive), list(naive, "%.0f"), median(ours), list(ours, "%.0f"), list(memory, "%.1f"))
-		b.report.add(bar{name: fmt.Sprintf("event gateway: events per CPU second, %d subscribers / naive loop", size.subscribers), more: true,
-			measured: median(ratios(ours, naive)), required: 1, stretch: 1.15, format: "%.2f x"})
-		if size.subscribers == 5000 {
-			b.report.add(bar{name: "event gateway: RSS a subscriber of 5,000", measured: median(memory), required: 16, stretch: 10, format: "%.1f KiB"})
+		row := fmt.Sprintf("event gateway, %d subscribers: events per CPU second / ", n)
+		b.compareFanout(row+"naive loop", ours, naive, limits[n])
+		for _, peer := range []*fanoutSide{nchan, mercure} {
+			if peer.absent == nil {
+				b.compareFanout(row+peer.name, ours, peer, [2]float64{})
+			} else if absent[peer.name] == nil {
+				absent[peer.name] = peer.absent
+				b.report.absent(peer.name, peer.absent)
+			}
 		}
+		b.report.add(bar{name: fmt.Sprintf("event gateway: RSS a subscriber of %d", n), measured: median(ours.memory), required: 16, stretch: 10, format: "%.1f KiB"})
 	}
 	return b.eventsStall()
 }
 
-// reference starts one of the two servers.
-func (b *bench) reference(kind string) (*process, string, error) {
-	return start(10*time.Second, func(l string) bool { _, _, err := net.SplitHostPort(l); return err == nil }, b.self, "serve", kind)
-}
-
-// eventsRound is one server with all its subscribers, from its start.
-func (b *bench) eventsRound(kind string, size eventsSize) (perCPU, kib float64, err error) {
-	p, addr, err := b.reference(kind)
-	if err != nil {
-		return 0, 0, err
+// compareFanout adds two rows: the events per CPU second of a side by those of another, saturated and paced.
+// The limits, must and stretch, apply to the saturated one.
+func (b *bench) compareFanout(name string, s, than *fanoutSide, limits [2]float64) {
+	row := bar{name: name + ", saturated", more: true, required: limits[0], stretch: limits[1], format: "%.2f x",
+		measured: median(ratios(fanoutPerCPU(s.saturated), fanoutPerCPU(than.saturated)))}
+	for _, o := range []*fanoutSide{s, than} {
+		if busy := medianOf(o.saturated, func(r fanoutRound) float64 { return saturation(r.busy, r.waited, b.shared) }); busy < minBusy && row.void == "" {
+			row.void = fmt.Sprintf("%s used %.0f %% of its core", o.name, 100*busy)
+		}
 	}
-	defer p.stop()
-	warm := &subscriberPool{addr: addr} // the server's first requests are not its subscribers' memory
-	if err := errors.Join(warm.add(20, eventsTopic, 0), warm.play(b, 5, 10*time.Millisecond)); err != nil {
-		return 0, 0, err
+	b.report.add(row)
+	row = bar{name: name + ", paced", more: true, format: "%.2f x", measured: median(ratios(fanoutPerCPU(s.paced), fanoutPerCPU(than.paced)))}
+	rates := []float64{medianOf(s.paced, func(r fanoutRound) float64 { return r.rate }), medianOf(than.paced, func(r fanoutRound) float64 { return r.rate })}
+	if slices.Min(rates) < 0.95*slices.Max(rates) {
+		row.void = fmt.Sprintf("%s got %.0f and %s %.0f events a second", s.name, rates[0], than.name, rates[1])
 	}
-	warm.close()
-	b.sleep(100 * time.Millisecond)
-	before := p.memory("VmRSS")
-	a := &subscriberPool{addr: addr}
-	defer a.close()
-	if err := errors.Join(a.add(size.subscribers, eventsTopic, 0), a.play(b, 3, size.every)); err != nil {
-		return 0, 0, err
-	}
-	cpu, got := p.cpu(), a.got.Load()
-	if err := a.play(b, size.events, size.every); err != nil {
-		return 0, 0, err
-	}
-	cpu, got = p.cpu()-cpu, a.got.Load()-got
-	return float64(got) / cpu.Seconds(), (p.memory("VmRSS") - before) / float64(size.subscribers), nil
+	b.report.add(row)
 }
 
 // eventsStall compares the delays of 5,000 readers without and with 50 that do not read.
 func (b *bench) eventsStall() error {
-	p, addr, err := b.reference("gateway")
+	f, err := b.gatewayServer()
 	if err != nil {
 		return err
 	}
-	defer p.stop()
-	size := b.eventSizes()[1]
-	size.events = max(size.events/2, 1) // more and shorter rounds, because the machine's speed varies too
-	a := &subscriberPool{addr: addr}
-	defer a.close()
-	if err := errors.Join(a.add(size.subscribers-stalledOf, eventsTopic, 0), a.play(b, 3, size.every)); err != nil {
+	defer f.stop()
+	const subs, every = 5000 - stalledOf, 250 * time.Millisecond
+	next := 0
+	l, err := openFanout(f, subs, &next)
+	if err != nil {
 		return err
 	}
+	defer l.close()
+	events := int(2 * b.events / every)
+	p99 := func() (float64, error) {
+		if err := l.reset(); err != nil {
+			return 0, err
+		}
+		l.timed = true
+		err := l.play(events, 0, maxInFlight, every)
+		return quantile(l.delay, 0.99), err
+	}
 	var calm, stalled []float64
-	for range 2 * b.rounds {
-		a.delays(true)
-		if err := a.play(b, size.events, size.every); err != nil {
-			return err
-		}
-		calm = append(calm, quantile(a.delays(false), 0.99))
-		bad := &subscriberPool{addr: addr}
-		if err := bad.add(stalledOf, eventsTopic+","+fillTopic, 1); err != nil {
-			return err
-		}
-		before, err := bad.fill(b)
+	for range b.rounds {
+		without, err := p99()
 		if err != nil {
 			return err
 		}
-		a.delays(true)
-		err = a.play(b, size.events, size.every)
-		stalled = append(stalled, quantile(a.delays(false), 0.99))
-		after, cerr := counter(addr, "mcp_sse_events_dropped")
+		bad := &eventStallers{addr: f.addr}
+		before, err := bad.open(b)
+		if err != nil {
+			return err
+		}
+		with, err := p99()
+		after, cerr := counter(f.addr, "mcp_sse_events_dropped")
 		bad.close()
 		if err = errors.Join(err, cerr); err != nil {
 			return err
 		}
-		if want := stalledOf * size.events; after-before != want {
+		if want := stalledOf * events; after-before != want {
 			return fmt.Errorf("%d events were dropped, want %d: those of the stalled readers", after-before, want)
 		}
+		calm, stalled = append(calm, without), append(stalled, with)
 	}
-	fmt.Printf("p99 delay of %d readers: calm %.1f ms (%s), %d stalled %.1f ms (%s); RSS %.0f MiB\n", size.subscribers-stalledOf, median(calm), list(calm, "%.1f"),
-		stalledOf, median(stalled), list(stalled, "%.1f"), p.memory("VmRSS")/1024)
+	fmt.Printf("p99 delay of %d readers: calm %.1f ms (%s), %d stalled %.1f ms (%s); RSS %.0f MiB\n", subs, median(calm), list(calm, "%.1f"),
+		stalledOf, median(stalled), list(stalled, "%.1f"), f.server.memory("VmRSS")/1024)
 	b.report.add(bar{name: "event gateway: 50 stalled of 5,000: p99 delay of the others / without", measured: median(stalled) / median(calm), required: 1.25, format: "%.2f x"})
 	return nil
 }
 
-// subscriberPool is some subscribers of one server.
-type subscriberPool struct {
+// eventStallers subscribe and do not read.
+type eventStallers struct {
 	addr  string
 	conns []net.Conn
-	wg    sync.WaitGroup
-	got   atomic.Int64 // events received, by all
-	slow  bool         // they do not read
-
-	mu     sync.Mutex // protects took
-	timed  atomic.Bool
-	took   []float64
-	posted atomic.Int64 // when, ns
 }
 
-// add connects n more; window is as in subscribe, and 0 for those that read.
-func (a *subscriberPool) add(n int, topics string, window int) error {
-	a.slow = window > 0
-	for range n {
-		d := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-			if window > 0 {
-				e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, window) })
-				err = errors.Join(err, e)
-			}
-			return err
-		}}
+// open connects them, posts what only they see until each loses it, and returns how many events
+// were dropped.
+func (a *eventStallers) open(b *bench) (dropped int, err error) {
+	for range stalledOf {
+		d := net.Dialer{Control: smallWindow}
 		c, err := d.Dial("tcp", a.addr)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		a.conns = append(a.conns, c)
-		if _, err := fmt.Fprintf(c, "GET %s?topics=%s HTTP/1.1\r\nHost: %s\r\n\r\n", gateway.StreamPath, topics, a.addr); err != nil {
-			return err
+		if _, err := fmt.Fprintf(c, "GET %s?topics=%s HTTP/1.1\r\nHost: %s\r\n\r\n", gateway.StreamPath, eventsTopic+","+fillTopic, a.addr); err != nil {
+			return 0, err
 		}
 		in := bufio.NewReaderSize(c, 1024)
-		if line, err := in.ReadSlice('\n'); err != nil || !bytes.Contains(line, []byte(" 200 ")) {
-			return fmt.Errorf("subscribe: %q %w", line, err)
-		}
 		for line := []byte(nil); !bytes.HasPrefix(line, []byte(": stream start")); { // from here on it is subscribed
 			if line, err = in.ReadSlice('\n'); err != nil {
-				return fmt.Errorf("subscribe: %w", err)
+				return 0, fmt.Errorf("subscribe: %w", err)
 			}
 		}
-		if !a.slow {
-			a.wg.Go(func() { a.read(in) })
-		}
 	}
-	return nil
-}
-
-// read counts events by their id lines.
-func (a *subscriberPool) read(in *bufio.Reader) {
-	for {
-		line, err := in.ReadSlice('\n')
-		if err != nil {
-			return
-		}
-		if !bytes.HasPrefix(line, []byte("id: ")) {
-			continue
-		}
-		if a.timed.Load() {
-			took := float64(time.Now().UnixNano()-a.posted.Load()) / 1e6
-			a.mu.Lock()
-			a.took = append(a.took, took)
-			a.mu.Unlock()
-		}
-		a.got.Add(1)
-	}
-}
-
-// delays returns what was collected, and goes on collecting or not.
-func (a *subscriberPool) delays(collect bool) []float64 {
-	a.timed.Store(collect)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	took := a.took
-	a.took = nil
-	return took
-}
-
-// fill posts what only these subscribers see until each loses it, and returns how many
-// events were dropped.
-func (a *subscriberPool) fill(b *bench) (dropped int, err error) {
 	data := `"` + strings.Repeat("x", 60<<10) + `"`
 	for range 1000 {
 		was := dropped
-		if err := errors.Join(b.ctx.Err(), post(a.addr, fillTopic, data)); err != nil {
+		if err := errors.Join(b.ctx.Err(), publish(a.addr, fillTopic, data)); err != nil {
 			return 0, err
 		}
 		for last := -1; last != dropped; { // until it stops growing
@@ -249,34 +191,13 @@ func (a *subscriberPool) fill(b *bench) (dropped int, err error) {
 	return 0, errors.New("the stalled subscribers take everything")
 }
 
-// play posts n events, each when all have had the one before.
-func (a *subscriberPool) play(b *bench, n int, every time.Duration) error {
-	data := `{"ts_ms":1234567890123,"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","cpu_pct":12.4,"mem_bytes":1234567890,"mem_total_bytes":8589934592,"disk_pct":31.2,"load_1m":0.42}`
-	for range n {
-		want := a.got.Load() + int64(len(a.conns))
-		next := time.Now().Add(every)
-		a.posted.Store(time.Now().UnixNano())
-		if err := post(a.addr, eventsTopic, data); err != nil {
-			return err
-		}
-		for end := time.Now().Add(20 * time.Second); a.got.Load() < want; b.sleep(time.Millisecond) {
-			if b.ctx.Err() != nil || time.Now().After(end) {
-				return fmt.Errorf("%d of %d subscribers got the event", int64(len(a.conns))+a.got.Load()-want, len(a.conns))
-			}
-		}
-		b.sleep(time.Until(next))
-	}
-	return nil
-}
-
-func (a *subscriberPool) close() {
+func (a *eventStallers) close() {
 	for _, c := range a.conns {
 		_ = c.Close()
 	}
-	a.wg.Wait()
 }
 
-func post(addr, topic, data string) error {
+func publish(addr, topic, data string) error {
 	res, err := http.Post("http://"+addr+gateway.IngestPath, "application/json", strings.NewReader(`{"topic":"`+topic+`","data":`+data+`}`))
 	if err != nil {
 		return err

@@ -3,39 +3,39 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os/signal"
 	"strings"
 	"sync"
-	"syscall"
-
-	"agentctl/relay/gateway"
 )
 
-// serveGateway is the event gateway with its signature on.
-func serveGateway() error {
-	g, err := gateway.New(gateway.Options{Listen: "127.0.0.1:0", HMACSecret: []byte("a secret of the bench")})
-	if err != nil {
-		return err
-	}
-	g.OnReady(func(addr string) { fmt.Println(addr) })
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	return g.Run(ctx)
-}
+// naive is the write-and-flush loop: a channel and a goroutine for each subscriber. It makes the
+// frames that the relay makes, without the work of signing or checking them. A reader that does
+// not read is waited for.
+type naive struct {
+	frame func(id uint64, topic string, data json.RawMessage) []byte
 
-// naiveEvents is the write-and-flush loop: a channel and a goroutine for each subscriber.
-// It makes the frames that the gateway makes, without the work of signing them.
-type naiveEvents struct {
 	mu   sync.Mutex // protects the fields below
 	subs map[chan []byte]struct{}
 	id   uint64
 }
 
-func (n *naiveEvents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func newNaive(frame func(uint64, string, json.RawMessage) []byte) *naive {
+	return &naive{frame: frame, subs: make(map[chan []byte]struct{})}
+}
+
+var hex64 = strings.Repeat("0123456789abcdef", 4)
+
+func naiveEvent(id uint64, topic string, data json.RawMessage) []byte {
+	return fmt.Appendf(nil, "id: %016d\nevent: %s\ndata: %s\ndata: {\"sig\":\"%s\",\"ts\":1234567890123,\"d\":\"%s\"}\n\n", id, topic, data, hex64, hex64)
+}
+
+func naiveMetric(_ uint64, _ string, data json.RawMessage) []byte {
+	return fmt.Appendf(nil, "event: metric\ndata: %s\n\n", data)
+}
+
+func (n *naive) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method == http.MethodPost {
 		n.ingest(w, r)
 		return
@@ -66,7 +66,7 @@ func (n *naiveEvents) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (n *naiveEvents) ingest(w http.ResponseWriter, r *http.Request) {
+func (n *naive) ingest(w http.ResponseWriter, r *http.Request) {
 	var in struct {
 		Topic string
 		Data  json.RawMessage
@@ -75,10 +75,9 @@ func (n *naiveEvents) ingest(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	hex64 := strings.Repeat("0123456789abcdef", 4)
 	n.mu.Lock()
 	n.id++
-	frame := fmt.Appendf(nil, "id: %016d\nevent: %s\ndata: %s\ndata: {\"sig\":\"%s\",\"ts\":1234567890123,\"d\":\"%s\"}\n\n", n.id, in.Topic, in.Data, hex64, hex64)
+	frame := n.frame(n.id, in.Topic, in.Data)
 	for c := range n.subs {
 		c <- frame
 	}

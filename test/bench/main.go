@@ -29,36 +29,37 @@ import (
 
 // plan is how long and how often to measure.
 type plan struct {
-	rounds      int           // rounds of each side; medians are over these
-	unary       time.Duration // one round of the echo
-	stream      time.Duration // one round of the metric stream
-	events      int           // that each subscriber of the event gateway gets in a round; a fourth of it with 5,000
-	stall       time.Duration // one round with, or without, a stalled reader; twice as many
-	idle        time.Duration // the idle fleet's CPU
-	devices     int           // linked while the echo is measured
-	subscribers int
-	fleet       int           // idle devices
-	samples     int           // of the device daemon before its memory counts
-	daemon      time.Duration // one window of the device daemon's CPU
-	count       int           // runs of the sampler's benchmark, and of the version command
+	rounds  int           // rounds of each side; medians are over these
+	unary   time.Duration // one round of the echo
+	events  time.Duration // one round of a stream of events, in each of the two ways
+	stall   time.Duration // one round with, or without, a stalled reader; twice as many
+	idle    time.Duration // the idle fleet's CPU
+	devices int           // linked while the echo is measured
+	fleet   int           // idle devices
+	samples int           // of the device daemon before its memory counts
+	daemon  time.Duration // one window of the device daemon's CPU
+	count   int           // runs of the sampler's benchmark, and of the version command
 }
 
 var (
-	full = plan{rounds: 5, unary: 3 * time.Second, stream: 12 * time.Second, events: 80, stall: 7 * time.Second, idle: 60 * time.Second,
-		devices: 3000, subscribers: 1000, fleet: 5000, samples: 600, daemon: 24 * time.Second, count: 5}
-	quick = plan{rounds: 3, unary: time.Second, stream: 4 * time.Second, events: 40, stall: 4 * time.Second, idle: 10 * time.Second,
-		devices: 3000, subscribers: 1000, fleet: 2000, samples: 60, daemon: 4 * time.Second, count: 3}
+	full = plan{rounds: 5, unary: 3 * time.Second, events: 3 * time.Second, stall: 7 * time.Second, idle: 60 * time.Second,
+		devices: 3000, fleet: 5000, samples: 600, daemon: 24 * time.Second, count: 5}
+	quick = plan{rounds: 3, unary: time.Second, events: time.Second, stall: 4 * time.Second, idle: 10 * time.Second,
+		devices: 3000, fleet: 2000, samples: 60, daemon: 4 * time.Second, count: 3}
 )
 
 type bench struct {
 	plan
-	ctx                       context.Context
-	dir                       string // state, certificates, sockets; removed at the end
-	self                      string
-	agentctl, board, exporter string
-	shared                    bool   // other programs use the machine
-	profile                   string // where CPU profiles of the relay go; "": none
-	report                    report
+	ctx               context.Context
+	dir               string // state, certificates, sockets; removed at the end
+	self              string
+	isQuick           bool
+	agentctl, board   string // the builds
+	exporter, mercure string // programs that they are compared with
+	names             int    // see newName
+	shared            bool   // other programs use the machine
+	profile           string // where CPU profiles of the relay go; "": none
+	report            report
 }
 
 func main() {
@@ -127,23 +128,23 @@ var parts = []struct {
 func measure(ctx context.Context, dir string) error {
 	b := &bench{ctx: ctx, dir: dir, plan: full}
 	var only string
-	var isQuick bool
 	flag.StringVar(&b.agentctl, "agentctl", "bin/agentctl", "the full build")
 	flag.StringVar(&b.board, "board", "bin/agentctl-board", "the board build")
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
-	flag.BoolVar(&isQuick, "quick", false, "a slice of three minutes; its figures are rough")
+	flag.StringVar(&b.mercure, "mercure", "", "the Mercure hub, which the event gateway is compared with")
+	flag.BoolVar(&b.isQuick, "quick", false, "a slice of three minutes; its figures are rough")
 	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, build, sampler, daemon")
 	flag.BoolVar(&b.shared, "shared", false, "other programs use the machine: the time in which a server waits for its core counts as busy; for ratios while you work, not for publication")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()
-	if isQuick {
+	if b.isQuick {
 		b.plan = quick
 	}
 	var err error
 	if b.self, err = os.Executable(); err != nil {
 		return err
 	}
-	for _, p := range []*string{&b.agentctl, &b.board, &b.exporter, &b.profile} {
+	for _, p := range []*string{&b.agentctl, &b.board, &b.exporter, &b.mercure, &b.profile} {
 		if *p != "" {
 			if *p, err = filepath.Abs(*p); err != nil {
 				return err

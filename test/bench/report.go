@@ -57,6 +57,7 @@ func (b *bar) limit(v float64) string {
 type report struct {
 	bars   []bar
 	failed []error
+	peers  []string // that are absent, with the reason
 	pair   *daemons
 }
 
@@ -75,6 +76,12 @@ func (r *report) missing(part string, err error) {
 	fmt.Printf("NOT MEASURED: %v\n", err)
 }
 
+// absent notes a peer that agentctl could not be compared with.
+func (r *report) absent(peer string, why error) {
+	r.peers = append(r.peers, fmt.Sprintf("absent: %s: %v", peer, why))
+	fmt.Println(r.peers[len(r.peers)-1])
+}
+
 func (r *report) table() string {
 	var s strings.Builder
 	w := tabwriter.NewWriter(&s, 0, 0, 2, ' ', 0)
@@ -90,6 +97,9 @@ func (r *report) table() string {
 	_ = w.Flush()
 	if missed > 0 {
 		fmt.Fprintf(&s, "%d bar(s) missed\n", missed)
+	}
+	for _, peer := range r.peers {
+		fmt.Fprintln(&s, peer)
 	}
 	for _, err := range r.failed {
 		fmt.Fprintf(&s, "not measured: %v\n", err)

@@ -16,9 +16,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"runtime/pprof"
-	"sync"
 	"syscall"
-	"time"
 
 	"github.com/gorilla/websocket"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -31,7 +29,7 @@ import (
 // audit, no bounds. They print their address and serve until they are ended.
 func serve(args []string) error {
 	if len(args) == 0 {
-		return errors.New("serve what? echo, ws, sdk, naive, naive-events, gateway or relay")
+		return errors.New("serve what? echo, ws, sdk, naive-events, naive-metrics or relay")
 	}
 	switch args[0] {
 	case "echo":
@@ -40,12 +38,10 @@ func serve(args []string) error {
 		return listen(http.HandlerFunc(websocketEcho))
 	case "sdk":
 		return listen(newSDKServer())
-	case "naive":
-		return listen(newNaive())
 	case "naive-events":
-		return listen(&naiveEvents{subs: make(map[chan []byte]struct{})})
-	case "gateway":
-		return serveGateway()
+		return listen(newNaive(naiveEvent))
+	case "naive-metrics":
+		return listen(newNaive(naiveMetric))
 	case "relay":
 		return serveRelay(args[1:])
 	}
@@ -124,56 +120,6 @@ func websocketEcho(w http.ResponseWriter, r *http.Request) {
 		t, msg, err := c.ReadMessage()
 		if err != nil || c.WriteMessage(t, msg) != nil {
 			return
-		}
-	}
-}
-
-// naive is the write-and-flush loop of a metric stream, a frame a second to everybody.
-// A reader that does not read is waited for.
-type naive struct {
-	mu   sync.Mutex // protects subs
-	subs map[chan []byte]struct{}
-}
-
-func newNaive() *naive {
-	n := &naive{subs: make(map[chan []byte]struct{})}
-	go func() {
-		for now := range time.Tick(time.Second) {
-			frame := fmt.Appendf(nil, "event: metric\ndata: {\"ts_ms\":%d,\"node_id\":\"01hzx9k3m4p7q8r9s0t1v2w3xy\",\"cpu_pct\":12.4,"+
-				"\"mem_bytes\":1234567890,\"mem_total_bytes\":8589934592,\"disk_pct\":31.2,\"load_1m\":0.42,\"load_5m\":0.39,\"load_15m\":0.35}\n\n", now.UnixMilli())
-			n.mu.Lock()
-			for c := range n.subs {
-				c <- frame
-			}
-			n.mu.Unlock()
-		}
-	}()
-	return n
-}
-
-func (n *naive) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	_, _ = io.Copy(io.Discard, r.Body)
-	c := make(chan []byte, 16)
-	n.mu.Lock()
-	n.subs[c] = struct{}{}
-	n.mu.Unlock()
-	defer func() {
-		n.mu.Lock()
-		delete(n.subs, c)
-		n.mu.Unlock()
-	}()
-	w.Header().Set("Content-Type", "text/event-stream")
-	f := w.(http.Flusher)
-	f.Flush()
-	for {
-		select {
-		case <-r.Context().Done():
-			return
-		case frame := <-c:
-			if _, err := w.Write(frame); err != nil {
-				return
-			}
-			f.Flush()
 		}
 	}
 }

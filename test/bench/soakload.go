@@ -81,11 +81,11 @@ func (s *soaker) reader(ctx context.Context, delay time.Duration) {
 		name = "slow readers: "
 	}
 	for ctx.Err() == nil {
-		window := 0
+		stalls := false
 		if delay > 0 {
-			window = 1 // or the kernel would take hours of frames for it
+			stalls = true // or the kernel would take hours of frames for it
 		}
-		sub, err := subscribe(s.relayAddr, "", s.relay.token, metricsTool(s.relay.nodes[rand.N(len(s.relay.nodes))]), window)
+		sub, err := subscribe(s.relayAddr, s.relay.token, metricsTool(s.relay.nodes[rand.N(len(s.relay.nodes))]), stalls)
 		if err != nil {
 			s.count(name + "refused")
 			pause(ctx, time.Second)
@@ -123,7 +123,7 @@ func (s *soaker) reader(ctx context.Context, delay time.Duration) {
 func (s *soaker) stalled(ctx context.Context) {
 	const name = "stalled readers: "
 	for ctx.Err() == nil {
-		sub, err := subscribe(s.relayAddr, "", s.relay.token, metricsTool(s.relay.nodes[rand.N(len(s.relay.nodes))]), 1)
+		sub, err := subscribe(s.relayAddr, s.relay.token, metricsTool(s.relay.nodes[rand.N(len(s.relay.nodes))]), true)
 		if err != nil {
 			s.count(name + "refused")
 			pause(ctx, time.Second)

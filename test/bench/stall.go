@@ -27,8 +27,10 @@ const (
 	stallEvery   = 200 * time.Millisecond // five times the RFC's pace: more frames per round
 )
 
-// frameSource is a device that sends numbered frames: the number is in mem_bytes.
+// frameSource is a device that sends a numbered frame at each tick: the number is in mem_bytes.
 type frameSource struct {
+	ticks <-chan time.Time
+
 	mu   sync.Mutex // protects sent
 	sent []time.Time
 }
@@ -42,13 +44,11 @@ func (d *frameSource) Call(_ context.Context, tool manifest.ToolName, _ []byte) 
 		return nil, nil, manifest.E(manifest.Internal, "this device only streams")
 	}
 	return []byte(`{"interval_ms":1000}`), func(ctx context.Context, send func([]byte) error) error {
-		tick := time.NewTicker(stallEvery)
-		defer tick.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-tick.C:
+			case <-d.ticks:
 			}
 			d.mu.Lock()
 			n := len(d.sent)
@@ -61,6 +61,28 @@ func (d *frameSource) Call(_ context.Context, tool manifest.ToolName, _ []byte) 
 			}
 		}
 	}, nil
+}
+
+// link connects the device to the relay, of which it is the only one. unlink waits for its end.
+func (d *frameSource) link(ctx context.Context, r *relayProc) (unlink func(), err error) {
+	token, err := os.ReadFile(r.tokens)
+	if err != nil {
+		return nil, err
+	}
+	client := link.NewClient(link.ClientOptions{
+		Dial:  func(ctx context.Context) (link.Conn, error) { return link.Dial(ctx, r.url, link.DialOptions{}) },
+		Token: func() (string, error) { return strings.TrimSpace(string(token)), nil }, Version: "bench",
+		InstanceID: strings.Repeat("0", 31) + "1", Handler: d,
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	var linked sync.WaitGroup
+	linked.Go(func() { _ = client.Run(ctx) })
+	unlink = func() { cancel(); linked.Wait() }
+	if err := r.listNodes(1); err != nil {
+		unlink()
+		return nil, err
+	}
+	return unlink, nil
 }
 
 // delay is how long ago frame n was sent, ms.
@@ -90,24 +112,14 @@ func (b *bench) stallBar() error {
 		return err
 	}
 	defer r.stop()
-	d := &frameSource{}
-	ctx, cancel := context.WithCancel(b.ctx)
-	var linked sync.WaitGroup
-	defer linked.Wait()
-	defer cancel()
-	token, err := os.ReadFile(r.tokens)
+	tick := time.NewTicker(stallEvery)
+	defer tick.Stop()
+	d := &frameSource{ticks: tick.C}
+	unlink, err := d.link(b.ctx, r)
 	if err != nil {
 		return err
 	}
-	client := link.NewClient(link.ClientOptions{
-		Dial:  func(ctx context.Context) (link.Conn, error) { return link.Dial(ctx, r.url, link.DialOptions{}) },
-		Token: func() (string, error) { return strings.TrimSpace(string(token)), nil }, Version: "bench",
-		InstanceID: strings.Repeat("0", 31) + "1", Handler: d,
-	})
-	linked.Go(func() { _ = client.Run(ctx) })
-	if err := r.listNodes(1); err != nil {
-		return err
-	}
+	defer unlink()
 	var calm, stalled, share []float64
 	for range 2 * b.rounds {
 		for _, with := range []bool{false, true} {
@@ -144,7 +156,7 @@ func (b *bench) stallRound(r *relayProc, d *frameSource, with bool) (p99, share 
 	var got, want int
 	var ended error
 	for range stallReaders {
-		s, err := subscribe(r.addr, "", r.token, tool, 0)
+		s, err := subscribe(r.addr, r.token, tool, false)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -192,7 +204,7 @@ func (b *bench) stallRound(r *relayProc, d *frameSource, with bool) (p99, share 
 // reader with a full window; so the next one comes before that.
 func stalledReaders(ctx context.Context, r *relayProc, tool string) error {
 	for ctx.Err() == nil {
-		s, err := subscribe(r.addr, "", r.token, tool, 1)
+		s, err := subscribe(r.addr, r.token, tool, true)
 		if err != nil {
 			return err
 		}

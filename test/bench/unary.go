@@ -8,8 +8,6 @@ import (
 	"net"
 	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Calls through the relay: authentication, schema, audit, event log, the device link and back,
@@ -105,7 +103,7 @@ func (b *bench) alternate(sides []*side, d time.Duration) error {
 			if err != nil {
 				return err
 			}
-			if r.saturation(b.shared) > minBusy+0.03 {
+			if saturation(r.busy, r.waited, b.shared) > minBusy+0.03 {
 				break
 			}
 		}
@@ -144,7 +142,7 @@ func (b *bench) alternate(sides []*side, d time.Duration) error {
 
 func roundCPU(r round) float64 { return r.cpu }
 
-func each(rounds []round, of func(round) float64) []float64 {
+func each[R any](rounds []R, of func(R) float64) []float64 {
 	v := make([]float64, len(rounds))
 	for i, r := range rounds {
 		v[i] = of(r)
@@ -152,18 +150,20 @@ func each(rounds []round, of func(round) float64) []float64 {
 	return v
 }
 
-// saturation is the share of the time in which the server had work. On a machine that others
-// use as well, the time in which it could not do it counts.
-func (r round) saturation(shared bool) float64 {
+// saturation is the share of the time in which a server had work. On a machine that others use
+// as well, the time in which it could not do it counts.
+func saturation(busy, waited float64, shared bool) float64 {
 	if shared {
-		return min(r.busy+r.waited, 1)
+		return min(busy+waited, 1)
 	}
-	return r.busy
+	return busy
 }
+
+func medianOf[R any](rounds []R, of func(R) float64) float64 { return median(each(rounds, of)) }
 
 // saturationFault says why a side's saturated figure is void; "": it is not.
 func (s *side) saturationFault(shared bool) string {
-	if busy := median(each(s.saturated, func(r round) float64 { return r.saturation(shared) })); busy < minBusy {
+	if busy := median(each(s.saturated, func(r round) float64 { return saturation(r.busy, r.waited, shared) })); busy < minBusy {
 		return fmt.Sprintf("%s used %.0f %% of its core", s.name, 100*busy)
 	}
 	return ""
@@ -288,7 +288,7 @@ func mcpSession(addr, token string, tool func(n int) string) protocol {
 				_, err = exchange(fd, appendPost(nil, "/mcp", addr, []byte(head), []byte(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)), answeredHTTP)
 			}
 			if err != nil {
-				_ = unix.Close(fd)
+				closeFD(fd)
 				return -1, "", fmt.Errorf("initialize: %w", err)
 			}
 			heads[i] = head
@@ -320,7 +320,7 @@ func webSocketEcho(addr string) protocol {
 				return bytes.HasSuffix(in, headEnd), nil
 			})
 			if err != nil {
-				_ = unix.Close(fd)
+				closeFD(fd)
 				return -1, "", err
 			}
 			return fd, "", nil
