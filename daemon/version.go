@@ -2,10 +2,11 @@ package daemon
 
 import (
 	"cmp"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
+
+	"agentctl/lazyregexp"
 )
 
 // release is what can be compared of a version: of a tag (v1.2.3, v1.2.3-rc.1), of `git describe`
@@ -19,7 +20,7 @@ type release struct {
 
 // versionRE matches a version. git describe puts its commits last, so that a pre-release may have
 // any form before them. Build metadata (+...) plays no part (SemVer 2.0.0 §10).
-var versionRE = regexp.MustCompile(`^v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:-([0-9A-Za-z.-]+?))??(?:-(\d{1,9})-g[0-9a-f]{4,40})?(?:-dirty)?(?:\+[0-9A-Za-z.-]+)?$`)
+var versionRE = lazyregexp.New(`^v?(\d{1,9})\.(\d{1,9})\.(\d{1,9})(?:-([0-9A-Za-z.-]+?))??(?:-(\d{1,9})-g[0-9a-f]{4,40})?(?:-dirty)?(?:\+[0-9A-Za-z.-]+)?$`)
 
 // parseRelease parses a version; ok is false for one that has no number, such as a bare commit.
 func parseRelease(version string) (r release, ok bool) {

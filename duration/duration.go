@@ -14,6 +14,7 @@ import (
 	"math"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -28,8 +29,9 @@ var units = []struct {
 	size time.Duration
 }{{"w", 7 * day}, {"d", day}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}, {"ms", time.Millisecond}}
 
-// term is one number with its unit. Its digits are bounded as in Pattern.
-var term = regexp.MustCompile(`^([0-9]{1,12})(\.[0-9]{1,9})?(ms|[wdhms])`)
+// term is one number with its unit. Its digits are bounded as in Pattern. It is compiled when it is
+// first used, since most commands use none.
+var term = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,12})(\.[0-9]{1,9})?(ms|[wdhms])`) })
 
 // Error reports a text that is not a duration.
 type Error struct{ Text string }
@@ -46,7 +48,7 @@ func Parse(s string) (time.Duration, error) {
 	}
 	var sum time.Duration
 	for rest := s; rest != "" || s == ""; {
-		m := term.FindStringSubmatch(rest)
+		m := term().FindStringSubmatch(rest)
 		if m == nil {
 			return 0, &Error{s}
 		}

@@ -10,11 +10,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 
 	"agentctl/atomicfile"
+	"agentctl/lazyregexp"
 	"agentctl/strictjson"
 	"agentctl/transport/enroll"
 	"agentctl/transport/pin"
@@ -57,7 +57,7 @@ type Info struct {
 	Error       string `json:"error,omitempty"`
 }
 
-var nameRE = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,63}$`)
+var nameRE = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
 // CheckName checks the name of a context, which becomes a file name.
 func CheckName(name string) error {

@@ -1,9 +1,10 @@
 package relay
 
 import (
-	"regexp"
 	"slices"
 	"strings"
+
+	"agentctl/lazyregexp"
 )
 
 // parseAccept reports which of the two answers a caller accepts (RFC 9110 §12.5.1). No
@@ -55,7 +56,7 @@ func hasWeight(params string) bool {
 	return true
 }
 
-var qvalue = regexp.MustCompile(`^(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)$`) // RFC 9110 §12.4.2
+var qvalue = lazyregexp.New(`^(?:0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)$`) // RFC 9110 §12.4.2
 
 // cutUnquoted is strings.Cut at a byte that is not inside a quoted string (RFC 9110 §5.6.4),
 // in which a backslash escapes the next byte.

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
 
 	"go.uber.org/zap"
 
+	"agentctl/lazyregexp"
 	"agentctl/relay/auth"
 )
 
@@ -148,7 +148,7 @@ func (r *Relay) serverNames() []string {
 
 // hostNameRE are the names that a certificate can have (RFC 5280 §4.2.1.6). The name of a
 // machine, or in a URL, may be anything; one that is left out works with a pin all the same.
-var hostNameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62}){0,8}$`)
+var hostNameRE = lazyregexp.New(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62}){0,8}$`)
 
 // isUnspecified reports whether a host means every address.
 func isUnspecified(host string) bool {

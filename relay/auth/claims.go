@@ -3,7 +3,6 @@ package auth
 import (
 	"encoding/base64"
 	"errors"
-	"regexp"
 	"strings"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/golang-jwt/jwt/v5"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 )
 
@@ -142,9 +142,9 @@ func (c *claims) registered() jwt.RegisteredClaims {
 // subjectRE admits what can stand in a log line, a URL path and a shell word unquoted;
 // instanceRE a hash in hex or base64url.
 var (
-	subjectRE  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$`)
-	instanceRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
-	jktRE      = regexp.MustCompile(`^[A-Za-z0-9_-]{43}$`) // a SHA-256 in base64url
+	subjectRE  = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$`)
+	instanceRE = lazyregexp.New(`^[A-Za-z0-9_-]{1,128}$`)
+	jktRE      = lazyregexp.New(`^[A-Za-z0-9_-]{43}$`) // a SHA-256 in base64url
 )
 
 // identity checks the claims that the jwt library knows nothing of, and makes the

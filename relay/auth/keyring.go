@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/storage"
 )
@@ -46,7 +46,7 @@ const (
 // from an unverified token, so it is not made part of a path or a URL.
 type keyID struct{ issuer, kid string }
 
-var kidRE = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+var kidRE = lazyregexp.New(`^[A-Za-z0-9_-]{1,64}$`)
 
 // verifyKey is a key that verifies tokens. Identities point to the key that signed their
 // token, so that its end is theirs.

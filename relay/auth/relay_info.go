@@ -6,12 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"regexp"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 )
 
@@ -68,7 +68,7 @@ type EventLogRecord struct {
 
 // audienceRE keeps the audience to printable characters that need no escape in JSON, in
 // an HTTP header or in a shell's double quotes.
-var audienceRE = regexp.MustCompile(`^[!#-\[\]-~]{1,256}$`)
+var audienceRE = lazyregexp.New(`^[!#-\[\]-~]{1,256}$`)
 
 // errNoRelayFile is relay.json missing, empty or cut off.
 var errNoRelayFile = errors.New("it is missing or damaged")

@@ -20,10 +20,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
+	"agentctl/lazyregexp"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
 	"agentctl/strictjson"
@@ -76,10 +76,10 @@ func (e *DamagedError) Error() string {
 
 // plainFiles matches the files at the top of a state directory that are copied as they are:
 // certificates, the address of the relay, consents, and the audit log with its older parts.
-var plainFiles = regexp.MustCompile(`^[a-z][a-z0-9_.-]{0,60}\.(pem|json|jsonl)(\.[0-9]{1,5})?$`)
+var plainFiles = lazyregexp.New(`^[a-z][a-z0-9_.-]{0,60}\.(pem|json|jsonl)(\.[0-9]{1,5})?$`)
 
 // audits matches the files of the audit log, which a restore leaves alone if there are any.
-var audits = regexp.MustCompile(`\.jsonl(\.[0-9]{1,5})?$`)
+var audits = lazyregexp.New(`\.jsonl(\.[0-9]{1,5})?$`)
 
 // isPlain reports whether a file is copied as it is.
 func isPlain(name string) bool {

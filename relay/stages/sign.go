@@ -10,11 +10,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/strictjson"
@@ -202,7 +202,7 @@ func (s *signer) load(dir, where string, k keyRef) error {
 }
 
 // keyName is the form of a key id and of a key file: one plain path element.
-var keyName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
+var keyName = lazyregexp.New(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
 
 // readKey reads a key file that only its owner may read. os.Root refuses symbolic links
 // that lead out of the directory. Line breaks at the end are not part of the key, since editors

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"strconv"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
@@ -142,7 +142,7 @@ func ticketOf(r *kernel.Request, res *kernel.Result) string {
 const maxSearched = 64 << 10
 
 // idPattern is the form of an id that is safe in a log line.
-var idPattern = regexp.MustCompile(`^[0-9A-Za-z_-]{1,64}$`)
+var idPattern = lazyregexp.New(`^[0-9A-Za-z_-]{1,64}$`)
 
 // idIn returns a string member of a JSON object if it has the form of an id.
 func idIn(object []byte, key string) string {

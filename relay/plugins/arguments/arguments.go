@@ -16,7 +16,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	strict "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 )
 
@@ -52,9 +52,9 @@ type Field struct {
 	// Min and Max bound an integer, a string's length in characters (Max 0: no bound) or
 	// the number of an array's elements.
 	Min, Max int64
-	Enum     []string       // closed set of a string; nil: any
-	Pattern  *regexp.Regexp // of a string, or of each element of an array; nil: any
-	Members  Object         // of an object; nil: any object of at most 16 KiB
+	Enum     []string           // closed set of a string; nil: any
+	Pattern  *lazyregexp.Regexp // of a string, or of each element of an array; nil: any
+	Members  Object             // of an object; nil: any object of at most 16 KiB
 }
 
 // Object lists the members of a closed object. A nil Object has no members. It does

@@ -1,19 +1,19 @@
 package arguments_test
 
 import (
-	"regexp"
 	"strings"
 	"testing"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/plugins/arguments"
 )
 
 var input = arguments.Object{
-	{Name: "name", Type: arguments.String, Min: 1, Max: 4, Pattern: regexp.MustCompile(`^[a-z]+$`), Required: true},
+	{Name: "name", Type: arguments.String, Min: 1, Max: 4, Pattern: lazyregexp.New(`^[a-z]+$`), Required: true},
 	{Name: "level", Type: arguments.String, Enum: []string{"low", "high"}},
 	{Name: "count", Type: arguments.Integer, Min: 1, Max: 20, Default: 5},
-	{Name: "order", Type: arguments.Array, Pattern: regexp.MustCompile(`^[a-z]+$`), Min: 1, Max: 2},
+	{Name: "order", Type: arguments.Array, Pattern: lazyregexp.New(`^[a-z]+$`), Min: 1, Max: 2},
 	{Name: "config", Type: arguments.Map},
 	{Name: "more", Type: arguments.Map, Members: arguments.Object{{Name: "text", Type: arguments.String, Required: true}}},
 }

@@ -2,8 +2,8 @@ package control
 
 import (
 	"encoding/json"
-	"regexp"
 
+	"agentctl/lazyregexp"
 	"agentctl/relay/plugins/arguments"
 )
 
@@ -22,15 +22,15 @@ type args struct {
 // Patterns of arguments. They keep unprintable characters out of messages, events and log
 // lines. Whether a name exists is checked by Middleware, Transports or Plugins.
 var (
-	wordPattern    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,31}$`)
-	scopePattern   = regexp.MustCompile(`^(global|(transport|plugin|connection)=[!-~]{1,128})$`)
-	pluginPattern  = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}$`)
-	versionPattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,31}(@[0-9A-Za-z.+-]{1,64})?$`)
-	cursorPattern  = regexp.MustCompile(`^[!-~]{1,128}$`)
+	wordPattern    = lazyregexp.New(`^[a-z][a-z0-9_-]{0,31}$`)
+	scopePattern   = lazyregexp.New(`^(global|(transport|plugin|connection)=[!-~]{1,128})$`)
+	pluginPattern  = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}$`)
+	versionPattern = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}(@[0-9A-Za-z.+-]{1,64})?$`)
+	cursorPattern  = lazyregexp.New(`^[!-~]{1,128}$`)
 )
 
 // text is an argument that is a string of the form of a pattern.
-func text(name string, pattern *regexp.Regexp, description string) arguments.Field {
+func text(name string, pattern *lazyregexp.Regexp, description string) arguments.Field {
 	return arguments.Field{Name: name, Description: description, Type: arguments.String, Pattern: pattern}
 }
 

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +15,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/lazyregexp"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/sandbox"
 )
@@ -48,7 +48,7 @@ var (
 )
 
 // folderName is the form of a plugin's name, which is also the name of its folder.
-var folderName = regexp.MustCompile(`^[a-z][a-z0-9_]{0,31}$`)
+var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
 
 // reservedNames are names whose tools or resources belong to the relay.
 var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}

@@ -5,10 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/arguments"
@@ -24,20 +24,20 @@ type tool struct {
 // tickets are ULIDs in upper case, ids of nodes ULIDs in lower case. An agent id may be empty.
 // Controls are written as escapes, since tools/list shows the patterns.
 var (
-	ulidPattern  = regexp.MustCompile(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
-	nodePattern  = regexp.MustCompile(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
-	agentPattern = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._:@-]*)?$`)
-	linePattern  = regexp.MustCompile(`^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$`)
-	keyPattern   = regexp.MustCompile(`^[\x21-\x7e]+$`)
+	ulidPattern  = lazyregexp.New(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
+	nodePattern  = lazyregexp.New(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
+	agentPattern = lazyregexp.New(`^([A-Za-z0-9][A-Za-z0-9._:@-]*)?$`)
+	linePattern  = lazyregexp.New(`^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$`)
+	keyPattern   = lazyregexp.New(`^[\x21-\x7e]+$`)
 )
 
 // textField is an argument that is a string of 1 to maxLength characters.
-func textField(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
+func textField(name string, maxLength int64, pattern *lazyregexp.Regexp, description string) arguments.Field {
 	return arguments.Field{Name: name, Description: description, Type: arguments.String, Min: 1, Max: maxLength, Pattern: pattern}
 }
 
 // ulidField is an argument that is a ULID.
-func ulidField(name string, pattern *regexp.Regexp, description string) arguments.Field {
+func ulidField(name string, pattern *lazyregexp.Regexp, description string) arguments.Field {
 	f := textField(name, manifest.ULIDLen, pattern, description)
 	f.Min = manifest.ULIDLen
 	return f
@@ -49,7 +49,7 @@ func enumField[T ~string](name string, set []T, description string) arguments.Fi
 }
 
 // optionalText is a textField that may be empty: assigning a ticket to "" removes its agent.
-func optionalText(name string, maxLength int64, pattern *regexp.Regexp, description string) arguments.Field {
+func optionalText(name string, maxLength int64, pattern *lazyregexp.Regexp, description string) arguments.Field {
 	f := textField(name, maxLength, pattern, description)
 	f.Min = 0
 	return f
