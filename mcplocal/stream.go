@@ -17,16 +17,15 @@ const defaultInterval = 5000 // milliseconds
 // that is slow misses frames: only the latest is kept.
 //
 // One goroutine, the poller, calls the tool; the transport that serves the stream calls the
-// other methods. ready has room for one signal, which stands for any number of changes: the
-// reader calls Next until it returns false, then Err.
+// other methods.
 type pollStream struct {
-	ready  chan struct{}      // signals a frame or an error; capacity 1
 	cancel context.CancelFunc // ends the poller
 	done   chan struct{}      // closed when the poller has returned
 
-	mu   sync.Mutex      // protects the fields below
-	last *manifest.Frame // nil when Next has returned it
-	err  error           // why the stream ended
+	mu     sync.Mutex      // protects the fields below
+	notify func()          // called when last or err has changed
+	last   *manifest.Frame // nil when Next has returned it
+	err    error           // why the stream ended
 }
 
 var _ kernel.Stream = (*pollStream)(nil)
@@ -49,7 +48,7 @@ func (b *board) openStream(ctx context.Context, tool string, args json.RawMessag
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ctx bounds the opening; Close ends the stream
-	s := &pollStream{ready: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{})}
+	s := &pollStream{notify: func() {}, cancel: cancel, done: make(chan struct{})}
 	s.put(first, nil)
 	go s.poll(ctx, time.Duration(a.IntervalMS)*time.Millisecond, func() (json.RawMessage, error) { return b.call(ctx, tool, nil) })
 	return &kernel.Result{Stream: s}, nil
@@ -74,24 +73,23 @@ func (s *pollStream) poll(ctx context.Context, interval time.Duration, read func
 }
 
 // put replaces the latest frame, or sets the error that ends the stream.
-//
-// It does not block: the signal is dropped when one is pending, since the reader then takes the
-// newer state with it.
 func (s *pollStream) put(frame json.RawMessage, err error) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err == nil {
 		s.last = &manifest.Frame{Data: frame}
 	}
 	s.err = err
-	s.mu.Unlock()
-	select {
-	case s.ready <- struct{}{}:
-	default: // already signaled
-	}
+	s.notify()
 }
 
-// Ready implements kernel.Stream.
-func (s *pollStream) Ready() <-chan struct{} { return s.ready }
+// Notify implements kernel.Stream.
+func (s *pollStream) Notify(fn func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notify = fn
+	fn()
+}
 
 // Next implements kernel.Stream.
 func (s *pollStream) Next() (*manifest.Frame, bool) {

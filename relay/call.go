@@ -34,7 +34,7 @@ func (b *callBody) parse(body []byte) bool {
 //	readCall ── refused ──────────────> audit, error envelope
 //	         └─> kernel.Call ── failed ─> error envelope; the kernel has audited it
 //	                         ├─ result ─> answerCall
-//	                         └─ stream ─> serveStream, until its close event
+//	                         └─ stream ─> openStream
 //
 // Each request gets exactly one audit record for its decision, from here or from the kernel.
 func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
@@ -60,7 +60,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	if res.Stream != nil {
-		r.serveStream(w, req, kr, res.Stream)
+		r.openStream(w, req, kr, res.Stream)
 		return
 	}
 	r.answerCall(w, kr, res)

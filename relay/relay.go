@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,16 +90,19 @@ type Relay struct {
 
 	join *joinEndpoints
 
+	// Metric streams.
+	streams       sse.Streams
+	streamEngine  *sse.Engine
+	streamPool    *edge.Pool
+	tenantStreams tenantStreams
+
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
-	// route is enabled, and streams owns the answer of a stream.
+	// route is enabled.
 	guard       *edge.Guard
 	guards      []*edge.Guard // guard and that of /metrics
 	conns       *edge.Conns
 	bodies      *edge.Bodies
-	streamPool  *edge.Pool // of metric streams
 	endpoints   endpoints
-	streams     sse.Streams
-	openStreams openStreams
 	metrics     *counters
 	refusals    *rate.Limiter // of refused calls that are published
 	adminLimits *edge.Limiter // of administrators, see admin.go
@@ -147,9 +151,12 @@ func open(opt Options, damage error) (r *Relay, err error) {
 	if opt.Synchronized == nil {
 		opt.Synchronized = clock.NTPSynchronized
 	}
-	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamPool: edge.NewPool(maxStreams),
+	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamEngine: sse.NewEngine(), streamPool: edge.NewPool(maxStreams),
 		started: time.Now(), listSecret: rand.Text(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
+	for range min(runtime.GOMAXPROCS(0), 4) {
+		r.streamEngine.AddShard(nil)
+	}
 	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
 		r.checkOptions, // before anything is created
@@ -283,7 +290,6 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer stopComponents()
 	defer stopStreams()
 	defer stopLinks()
-	r.openStreams.ctx = streams
 
 	// One group for each context above: what a context ends, its group waits for.
 	var logging, queueing, background, linked, serving sync.WaitGroup
@@ -294,7 +300,12 @@ func (r *Relay) Run(ctx context.Context) error {
 	queueing.Go(func() { _ = r.queue.Run(queueCtx) })
 	r.runComponents(components, &background)
 	background.Go(func() { _ = r.mcp.Run(streams) })
-	failed := make(chan error, 4) // one for each goroutine that sends to it
+	failed := make(chan error, 5) // one for each goroutine that sends to it
+	background.Go(func() {
+		if err := r.streamEngine.Run(streams); streams.Err() == nil {
+			failed <- err
+		}
+	})
 	linked.Go(func() {
 		if err := r.hub.Run(links); links.Err() == nil {
 			failed <- err

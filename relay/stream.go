@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"strconv"
@@ -26,44 +25,81 @@ func encodeFrame(sample []byte) []byte {
 	return b
 }
 
-// serveStream runs an opened stream to its close event. From here on the client learns the
-// reason of an end from the stream, not from an HTTP status (RFC-0009 §3): the status was
-// sent with the first byte. One exception precedes that byte: a relay that drains.
-//
-// It runs in the request's goroutine, in which sse.Run writes the frames as they come.
-func (r *Relay) serveStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, s kernel.Stream) {
-	defer s.Close()
-	id := identityOf(kr.Caller)
-	if !r.streamPool.TryAcquire(id, 1) {
+// metricStream is an open stream of a client.
+type metricStream struct {
+	sse.Stream
+	relay  *Relay
+	source kernel.Stream
+	caller *kernel.Caller
+	closed kernel.Record // the audit record of its end, without the reason
+}
+
+// openStream hands a stream over to a shard. From its first byte on the client learns the
+// reason of an end from the stream, not from an HTTP status (RFC-0009 §3). One exception
+// precedes that byte: a relay that drains.
+func (r *Relay) openStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, source kernel.Stream) {
+	m := &metricStream{relay: r, source: source, caller: kr.Caller, closed: kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor,
+		Tool: kr.Tool, NodeID: kr.Target().NodeID, Decision: kernel.Closed, TraceID: kr.TraceID}}
+	if !r.streamPool.TryAcquire(identityOf(kr.Caller), 1) {
+		source.Close()
 		e := edge.Exhausted("too many metric streams of this identity are open; close some", time.Second)
-		r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Tool: kr.Tool, NodeID: kr.Target().NodeID,
-			Decision: kernel.Closed, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID})
+		m.closed.Code, m.closed.Reason = e.Code, e.Reason
+		r.kernel.Audit(m.closed)
 		r.writeError(w, http.StatusTooManyRequests, e, kr.TraceID)
 		return
 	}
-	defer r.streamPool.Release(id, 1)
-	ctx, done, overQuota := r.openStreams.add(req.Context(), kr.Caller, int(r.endpoints.streamQuota.Load()))
-	defer done()
-	wr, err := r.streams.Open(w, req, sse.Options{})
-	if err != nil {
+	overQuota := r.tenantStreams.add(kr.Caller.Tenant, int(r.endpoints.streamQuota.Load()))
+	var err error
+	if m.Writer, err = r.streams.Open(w, req, sse.Options{}); err != nil {
+		m.release()
 		if errors.Is(err, sse.ErrDraining) {
 			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000, Reason: "stopping", Outcome: manifest.NotSent}
 			r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		}
 		return
 	}
-	defer func() { _ = wr.Close(0) }() // only after a panic: the first Close counts
-	code := sse.RateLimited
+	m.Handler, m.Active, m.closed.Address = m, kr.Caller.Active, kr.Caller.Address
 	if overQuota {
 		r.metrics.overQuota.Add(1)
+		if r.endpoints.enforceQuota.Load() {
+			m.OnEnd(errOverQuota)
+			return
+		}
 	}
-	if !overQuota || !r.endpoints.enforceQuota.Load() {
-		code = closeCode(sse.Run(ctx, wr, s, func(f *manifest.Frame) []byte { return f.Event }))
+	if err := r.streamEngine.Next().Add(&m.Stream); err != nil {
+		m.OnEnd(err)
+		return
 	}
-	_ = wr.Close(code)
-	r.kernel.Audit(kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Address: kr.Caller.Address, Tool: kr.Tool, NodeID: kr.Target().NodeID,
-		Decision: kernel.Closed, Reason: "close=" + strconv.Itoa(int(code)), TraceID: kr.TraceID})
+	source.Notify(m.Wake)
 }
+
+// OnReady implements sse.Handler: it writes the frames that are queued.
+func (m *metricStream) OnReady(uint64) error {
+	for f, ok := m.source.Next(); ok; f, ok = m.source.Next() {
+		if _, err := m.Send(f.Event, 1); err != nil {
+			return err
+		}
+	}
+	return m.source.Err()
+}
+
+// OnEnd implements sse.Handler.
+func (m *metricStream) OnEnd(err error) {
+	code := closeCode(err)
+	_ = m.Close(code)
+	m.closed.Reason = "close=" + strconv.Itoa(int(code))
+	m.relay.kernel.Audit(m.closed)
+	m.release()
+}
+
+// release gives back what the stream holds besides its connection.
+func (m *metricStream) release() {
+	m.source.Close()
+	m.relay.tenantStreams.remove(m.caller.Tenant)
+	m.relay.streamPool.Release(identityOf(m.caller), 1)
+}
+
+var errOverQuota = errors.New("relay: the tenant has as many streams as it may have")
 
 // closeCode maps the end of a stream to a close code of RFC-0009 §7. An overflow comes from
 // the fan-out before the client, which the client sees as its own back-pressure.
@@ -73,6 +109,8 @@ func closeCode(err error) sse.Code {
 		return sse.DeviceOffline
 	case errors.Is(err, fanout.ErrOverflow): // the client took nothing for a whole queue
 		return sse.Backpressure
+	case errors.Is(err, errOverQuota):
+		return sse.RateLimited
 	}
 	return sse.CodeOf(err)
 }
@@ -80,59 +118,29 @@ func closeCode(err error) sse.Code {
 // maxStreams bounds the metric streams of all clients, an edge.Pool.
 const maxStreams = 16384
 
-// openStreams counts the open streams of each tenant, and ends those whose token ended. The
-// quota is per tenant rather than per token, since a tenant may have any number of tokens.
-type openStreams struct {
-	ctx context.Context // ends all streams; set before serving
-
-	mu      sync.Mutex // protects the fields below
-	streams map[*openStream]struct{}
-	tenants map[string]int
+// tenantStreams counts the open streams of each tenant. The quota is per tenant rather than per
+// token, since a tenant may have any number of tokens.
+type tenantStreams struct {
+	mu   sync.Mutex     // protects open; a leaf
+	open map[string]int // by tenant
 }
 
-// openStream is one stream of a caller; cancel ends it.
-type openStream struct {
-	caller *kernel.Caller
-	cancel context.CancelFunc
-}
-
-// add registers a stream. Its context ends with the relay's streams, the request, and the
-// caller's token. overQuota reports that the tenant has more than quota streams (0: no quota).
-// The caller calls done at the end.
-func (o *openStreams) add(ctx context.Context, c *kernel.Caller, quota int) (_ context.Context, done func(), overQuota bool) {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(o.ctx, cancel)
-	s := &openStream{caller: c, cancel: cancel}
-	o.mu.Lock()
-	if o.streams == nil {
-		o.streams, o.tenants = make(map[*openStream]struct{}), make(map[string]int)
+// add counts a stream; overQuota reports that the tenant has more than quota (0: no quota).
+func (t *tenantStreams) add(tenant string, quota int) (overQuota bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.open == nil {
+		t.open = make(map[string]int)
 	}
-	o.streams[s] = struct{}{}
-	o.tenants[c.Tenant]++
-	overQuota = quota > 0 && o.tenants[c.Tenant] > quota
-	o.mu.Unlock()
-	return ctx, func() {
-		stop()
-		cancel()
-		o.mu.Lock()
-		delete(o.streams, s)
-		if o.tenants[c.Tenant]--; o.tenants[c.Tenant] == 0 {
-			delete(o.tenants, c.Tenant)
-		}
-		o.mu.Unlock()
-	}, overQuota
+	t.open[tenant]++
+	return quota > 0 && t.open[tenant] > quota
 }
 
-// closeRevoked ends the streams of expired and revoked tokens within a second, until ctx
-// ends. It visits all of them: Active costs about 0.1 µs each.
-func (o *openStreams) closeRevoked(ctx context.Context) {
-	every(ctx, time.Second, func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		for s := range o.streams {
-			if s.caller.Active != nil && s.caller.Active() != nil {
-				s.cancel()
-			}
-		}
-	})
+// remove undoes add.
+func (t *tenantStreams) remove(tenant string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.open[tenant]--; t.open[tenant] == 0 {
+		delete(t.open, tenant)
+	}
 }

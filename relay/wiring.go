@@ -290,7 +290,6 @@ func (r *Relay) loadPlugins() error {
 //	status       the socket of agentctl relay status, and the sizes of the stores
 //	offline      expiry of offline plugins
 //	registry     entries of boards that relay.db could not store
-//	openStreams  end of streams whose token was revoked
 //	memory       size of the heap
 //	tickets      expiry of approvals
 //	directory    notifications when a board or an agent comes or goes
@@ -317,7 +316,6 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	}
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.retryRegistry(ctx) })
-	wg.Go(func() { r.openStreams.closeRevoked(ctx) })
 	wg.Go(func() { newMemoryTuner(func() uint64 { return r.hub.Stats().Accepted }).run(ctx) })
 	for _, b := range r.builtins {
 		wg.Go(func() { _ = b.Run(ctx) })

@@ -50,6 +50,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/transport/edge"
+	"agentctl/transport/sse"
 )
 
 // Paths of the endpoints.
@@ -166,6 +167,7 @@ type Gateway struct {
 	quotas      *quotas
 	replaySlots *slots
 	subscribers atomic.Int64
+	engine      *sse.Engine
 	shards      []*shard
 
 	ingested, emitted, emitLost, rateLimited, refusedStreams atomic.Uint64
@@ -190,6 +192,7 @@ func New(o Options) (*Gateway, error) {
 		opts: o, signer: newSigner(o.HMACSecret),
 		limits: edge.NewLimiter(maxLimited, false), tickets: newTickets(o.TicketTTL),
 		quotas: newQuotas(maxTotalQueued), replaySlots: newSlots(maxReplays),
+		engine: sse.NewEngine(),
 	}
 	// Without a log, ids must be above those of an earlier process: they start at the clock,
 	// which leaves 4,096 ids per millisecond and stays below 2^53, the largest exact integer

@@ -128,20 +128,21 @@ func (g *Gateway) join(c *subscriber, position uint64) (floor uint64, page []*ev
 	}
 	c.lastID = position
 	for _, e := range missing {
-		if !c.out.Preload(e.frame, 1) {
+		if !c.Preload(e.frame, 1) {
 			return 0, nil, sse.ErrBackpressure // the client reconnects and resumes
 		}
 		c.lastID = e.id
 	}
 	c.joinedAt = g.ring.last
+	if err := c.shard.Add(&c.Stream); err != nil {
+		return 0, nil, err
+	}
 	c.shard.subscribers++
-	c.shard.added = append(c.shard.added, c)
-	c.shard.signal()
 	return 0, nil, nil
 }
 
-// onRemoved is called by a subscriber's shard once its stream is closed.
-func (g *Gateway) onRemoved(c *subscriber) {
+// onEnd is called by a subscriber's shard once its stream is closed.
+func (g *Gateway) onEnd(c *subscriber) {
 	g.releaseStream(c.quota)
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -232,5 +233,5 @@ func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint6
 
 // write writes b and waits until the connection has taken it.
 func (c *subscriber) write(ctx context.Context, b []byte, events int) error {
-	return c.out.SendWait(ctx, b, events, startWriteTimeout)
+	return c.SendWait(ctx, b, events, startWriteTimeout)
 }

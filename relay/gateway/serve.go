@@ -81,26 +81,20 @@ func (g *Gateway) Run(ctx context.Context) error {
 //
 // It ends in this order: new requests are refused; requests under way are answered, for 5 s
 // at most; waits for the ring or a shard end; streams that are starting end; the shards
-// close the open streams; last, the poller and the follower end, since shards need them.
+// close the open streams; last, the follower and the listener end.
 func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	if ln != nil {
 		defer func() { _ = ln.Close() }()
 	}
-	poller, err := sse.NewPoller()
-	if err != nil {
-		return err
-	}
 	streams, endStreams := context.WithCancelCause(context.WithoutCancel(ctx))
-	polling, endPolling := context.WithCancel(context.WithoutCancel(ctx))
-	defer endPolling()
+	defer endStreams(nil)
 	after, err := g.begin(streams)
 	if err != nil {
-		endStreams(err)
-		endPolling()
-		_ = poller.Run(polling) // closes it
 		return err
 	}
-	var shards, others sync.WaitGroup
+	engine, endEngine := context.WithCancel(context.WithoutCancel(ctx))
+	defer endEngine()
+	var others sync.WaitGroup
 	failed := make(chan error, 3)
 	goOrFail := func(run func() error) {
 		others.Go(func() {
@@ -109,15 +103,7 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 			}
 		})
 	}
-	for _, s := range g.shards {
-		shards.Go(func() { s.run(streams, poller) })
-	}
-	goOrFail(func() error {
-		if err := poller.Run(polling); polling.Err() == nil {
-			return err
-		}
-		return nil
-	})
+	goOrFail(func() error { return g.engine.Run(engine) })
 	if g.opts.Log != nil {
 		goOrFail(func() error { return g.follow(streams, after) })
 	}
@@ -144,8 +130,7 @@ func (g *Gateway) Serve(ctx context.Context, ln net.Listener) error {
 	g.stop()
 	endStreams(ErrStopped)
 	g.replays.Wait()
-	shards.Wait()
-	endPolling()
+	endEngine()
 	others.Wait()
 	return err
 }

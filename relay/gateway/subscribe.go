@@ -35,7 +35,7 @@ func (g *Gateway) subscribe(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := g.openStream(w, r, &subscriber{filter: filter, isActive: id.Active, quota: q}); err != nil {
+	if err := g.openStream(w, r, &subscriber{Stream: sse.Stream{Active: id.Active}, filter: filter, quota: q}); err != nil {
 		g.releaseStream(q)
 		return err
 	}
@@ -51,15 +51,16 @@ func (g *Gateway) openStream(w http.ResponseWriter, r *http.Request, c *subscrib
 	}
 	defer g.replays.Done()
 	var err error
-	c.shard = st.shard
-	c.out, err = c.shard.streams.Open(w, r, sse.Options{
+	c.shard, c.Handler = st.shard, c
+	c.Writer, err = c.shard.streams.Open(w, r, sse.Options{
 		Policy: sse.Drop, MaxQueued: maxQueued, IdleTimeout: stallTimeout, Budget: c.quota.budget,
+		PingInterval: g.opts.Heartbeat, PingEvent: heartbeat,
 	})
 	if err != nil {
 		return err
 	}
 	if err := g.start(st, c); err != nil {
-		_ = c.out.Close(0)
+		_ = c.Close(0)
 		return sse.ErrPeerClosed // also for other errors: the head has been sent, so no other response is possible
 	}
 	return nil

@@ -171,14 +171,11 @@ func toolNames(k *kernel.Kernel, c *kernel.Caller) []string {
 }
 
 // stream is a kernel.Stream by hand.
-type stream struct {
-	ready  chan struct{}
-	closed atomic.Int64
-}
+type stream struct{ closed atomic.Int64 }
 
-func newStream() *stream { return &stream{ready: make(chan struct{}, 1)} }
+func newStream() *stream { return new(stream) }
 
-func (s *stream) Ready() <-chan struct{}        { return s.ready }
+func (s *stream) Notify(func())                 {}
 func (s *stream) Next() (*manifest.Frame, bool) { return nil, false }
 func (s *stream) Err() error                    { return nil }
 func (s *stream) Close()                        { s.closed.Add(1) }

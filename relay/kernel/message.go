@@ -137,8 +137,9 @@ func (f *RPCError) Error() string { return f.Message }
 
 // Stream is an open stream of frames, read by one goroutine.
 type Stream interface {
-	// Ready is signalled when Next has something new or the stream has ended.
-	Ready() <-chan struct{}
+	// Notify makes the stream call fn now, and whenever Next may have something new or the
+	// stream has ended. fn must be quick and must not call the stream.
+	Notify(fn func())
 	// Next takes the next frame; ok is false when there is none now.
 	Next() (f *manifest.Frame, ok bool)
 	// Err is nil while the stream lives; afterwards it says why it ended.

@@ -60,6 +60,13 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 	defer timeout.Stop()
 	check := time.NewTicker(sweepInterval) // of the token: sweep sees registered streams only
 	defer check.Stop()
+	ready := make(chan struct{}, 1) // one signal stands for any number of changes
+	s.Notify(func() {
+		select {
+		case ready <- struct{}{}:
+		default:
+		}
+	})
 	var last []byte
 	// end audits the reason and renders the result: the error, or the last frame.
 	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
@@ -90,7 +97,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 			return end("stream_end", streamError(err))
 		}
 		select {
-		case <-s.Ready():
+		case <-ready:
 		case <-ctx.Done():
 			return end("cancelled", &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"})
 		case <-timeout.C:

@@ -335,7 +335,7 @@ func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 		}
 	}
 	if r.Target().Streams {
-		f := &frames{ready: make(chan struct{}, 1), closed: make(chan struct{})}
+		f := &frames{notify: func() {}, closed: make(chan struct{})}
 		b.streams <- f
 		return &kernel.Result{Stream: f}, nil
 	}
@@ -364,37 +364,35 @@ func (b *board) Watch(ctx context.Context, _ string, changed func()) error {
 
 // frames is a kernel stream that a test fills by hand.
 type frames struct {
-	ready  chan struct{}
 	closed chan struct{}
 	once   sync.Once
 
-	mu   sync.Mutex
-	list []string
-	err  error
+	mu     sync.Mutex
+	notify func()
+	list   []string
+	err    error
 }
 
 func (f *frames) send(data ...string) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.list = append(f.list, data...)
-	f.mu.Unlock()
-	f.signal()
+	f.notify()
 }
 
 func (f *frames) end(err error) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.err = err
-	f.mu.Unlock()
-	f.signal()
+	f.notify()
 }
 
-func (f *frames) signal() {
-	select {
-	case f.ready <- struct{}{}:
-	default:
-	}
+func (f *frames) Notify(fn func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.notify = fn
+	fn()
 }
-
-func (f *frames) Ready() <-chan struct{} { return f.ready }
 
 func (f *frames) Next() (*manifest.Frame, bool) {
 	f.mu.Lock()

@@ -56,6 +56,7 @@ type Subscriber[T any] struct {
 	ready    chan struct{} // holds a token while Next would return a value; closed at the end
 
 	mu      sync.Mutex // protects the fields below
+	notify  func()     // see Notify
 	replay  []T        // taken before the queue
 	buf     []T        // the queue: n values from head on, wrapping around
 	head, n int
@@ -150,6 +151,9 @@ func (s *Subscriber[T]) offer(v T, st *Stats) (open bool) {
 	}
 	st.Queued++
 	s.signalLocked()
+	if s.notify != nil {
+		s.notify()
+	}
 	return true
 }
 
@@ -181,7 +185,7 @@ func (s *Subscriber[T]) popLocked() T {
 // end of the subscriber closes the channel, so it stays ready.
 func (s *Subscriber[T]) signalLocked() {
 	switch {
-	case s.err != nil:
+	case s.err != nil, s.notify != nil:
 	case s.n > 0 || len(s.replay) > 0:
 		select {
 		case s.ready <- struct{}{}:
@@ -199,6 +203,16 @@ func (s *Subscriber[T]) signalLocked() {
 // subscriber has ended. It may succeed without a value, which is harmless. It never blocks
 // while a value is queued: after Next took one of several, Ready is ready again.
 func (s *Subscriber[T]) Ready() <-chan struct{} { return s.ready }
+
+// Notify makes the subscriber call fn instead of using Ready: now, after each value that is
+// queued, and at the end. fn runs under locks of the topic: it must be quick, and call neither
+// the topic nor the subscriber.
+func (s *Subscriber[T]) Notify(fn func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.notify = fn
+	fn()
+}
 
 // Next takes the oldest queued value. When ok is false there was none: if Err is nil, the
 // caller waits for Ready, else the subscriber has ended.
@@ -264,5 +278,8 @@ func (s *Subscriber[T]) endLocked(cause error) {
 	if s.err == nil {
 		s.err = cause
 		close(s.ready)
+		if s.notify != nil {
+			s.notify()
+		}
 	}
 }

@@ -5,7 +5,6 @@ package sse
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,7 +22,6 @@ import (
 	"time"
 
 	"agentctl/transport/fanout"
-	"agentctl/transport/netpoll"
 )
 
 // BenchmarkStream measures events delivered per second of server CPU at 1,000
@@ -33,12 +31,11 @@ import (
 //	go test -run '^$' -bench Stream -benchtime 1x ./transport/sse
 //
 // naive is a net/http loop that writes and flushes and ignores slow readers.
-// controller is net/http too, with a write deadline and our accounting. stream is
-// this package. "busy" is 20 frames a second, "slow" one, the most RFC-0009 allows;
+// stream is this package. "busy" is 20 frames a second, "slow" one, the most RFC-0009 allows;
 // there everything that happens between frames weighs most.
 func BenchmarkStream(b *testing.B) {
 	b.Run("busy", func(b *testing.B) {
-		benchCompare(b, []string{"naive", "stream", "controller"}, benchLoad{Frames: 60, Pause: 50 * time.Millisecond})
+		benchCompare(b, []string{"naive", "stream"}, benchLoad{Frames: 60, Pause: 50 * time.Millisecond})
 	})
 	b.Run("slow", func(b *testing.B) {
 		benchCompare(b, []string{"naive", "stream"}, benchLoad{Frames: 8, Pause: time.Second})
@@ -182,7 +179,7 @@ func benchServer(mode string) {
 			}
 			sub := subscribe()
 			defer sub.Close()
-			wr.Close(CodeOf(Run(r.Context(), wr, sub, identity)))
+			wr.Close(CodeOf(runStream(r.Context(), wr, sub)))
 		},
 		"naive": func(w http.ResponseWriter, r *http.Request) {
 			io.Copy(io.Discard, r.Body)
@@ -200,7 +197,6 @@ func benchServer(mode string) {
 				}
 			}
 		},
-		"controller": func(w http.ResponseWriter, r *http.Request) { benchController(w, r, subscribe(), &written) },
 	}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -209,7 +205,6 @@ func benchServer(mode string) {
 	srv := &http.Server{Handler: handlers[mode]}
 	if mode != "naive" {
 		ln = NewListener(ln)
-		srv.ConnContext = func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) }
 	}
 	before := benchRSS()
 	go srv.Serve(ln)
@@ -267,46 +262,6 @@ func (c *channels) publish(b []byte) {
 	defer c.mu.Unlock()
 	for _, ch := range c.list {
 		ch <- b
-	}
-}
-
-// connKey finds a request's connection.
-type connKey struct{}
-
-// benchController is what the writer would be on top of net/http.
-func benchController(w http.ResponseWriter, r *http.Request, sub *fanout.Subscriber[[]byte], written *atomic.Int64) {
-	defer sub.Close()
-	io.Copy(io.Discard, r.Body)
-	conn := r.Context().Value(connKey{}).(*Conn)
-	sock := netpoll.NewSocket(conn.Conn)
-	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("Connection", "close")
-	rc := http.NewResponseController(w)
-	rc.Flush()
-	opened := time.Now()
-	l := ackTracker{maxFrames: 3, maxBurst: 64, grace: time.Second, idleTimeout: 90 * time.Second}
-	for {
-		select {
-		case <-r.Context().Done():
-			return
-		case <-sub.Ready():
-		}
-		for b, ok := sub.Next(); ok; b, ok = sub.Next() {
-			now := time.Since(opened)
-			if len(l.frames) >= l.maxFrames {
-				n, _ := sock.Unacked()
-				if l.acknowledged(conn.Written()-int64(n), now); l.isFull(now) {
-					return
-				}
-			}
-			rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-			w.Write(b)
-			if rc.Flush() != nil {
-				return
-			}
-			l.wrote(conn.Written(), now, true)
-			written.Add(1)
-		}
 	}
 }
 

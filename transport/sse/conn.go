@@ -51,26 +51,23 @@ func rawConn(c net.Conn) *Conn {
 
 // Conn is a connection that counts the bytes written to it.
 //
-// Once a Writer has taken it over, a write waits for a bounded time. Bytes that the kernel
-// has not accepted by then stay in pending and are written first next time. A TLS layer above
-// therefore never sees a write timeout, after which crypto/tls would fail every write.
+// Once a Writer has taken it over, a write does not wait. Bytes that the kernel does not
+// accept stay in pending and are written first next time. A TLS layer above therefore never
+// sees a write timeout, after which crypto/tls would fail every write.
 type Conn struct {
 	net.Conn
 	written   atomic.Int64
 	takenOver bool            // set once, before the Writer's first write
 	nonblock  *netpoll.Reader // see ReadNonblocking
 
-	mu           sync.Mutex      // protects the fields below: TLS answers the peer from the reading goroutine
-	sock         *netpoll.Socket // nil when the kernel cannot be asked
-	writeTimeout time.Duration   // how long a write may wait, 0: not at all
-	pending      []byte          // accepted from the Writer, not yet taken by the kernel
-	err          error           // the first failure, final
+	mu      sync.Mutex      // protects the fields below: TLS answers the peer from a reading goroutine
+	sock    *netpoll.Socket // nil when the kernel cannot be asked
+	pending []byte          // accepted from the Writer, not yet taken by the kernel
+	err     error           // the first failure, final
 }
 
 // takeOver turns c over to one Writer.
-func (c *Conn) takeOver(writeTimeout time.Duration) {
-	c.takenOver, c.writeTimeout, c.sock = true, writeTimeout, netpoll.NewSocket(c.Conn)
-}
+func (c *Conn) takeOver() { c.takenOver, c.sock = true, netpoll.NewSocket(c.Conn) }
 
 // ReadNonblocking makes later reads use r, a non-blocking reader of the underlying
 // connection. Call it between two reads.
@@ -108,8 +105,8 @@ func (c *Conn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Write writes and counts b. After takeOver it waits no longer than writeTimeout and keeps
-// the rest in pending, which the Writer bounds.
+// Write writes and counts b. After takeOver it does not wait, and keeps the rest in pending,
+// which the Writer bounds.
 func (c *Conn) Write(b []byte) (int, error) {
 	if !c.takenOver {
 		n, err := c.Conn.Write(b)
@@ -123,7 +120,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 	}
 	n := 0
 	if len(c.pending) == 0 {
-		if n = c.writeLocked(b, c.writeTimeout); c.err != nil {
+		if n = c.writeLocked(b, 0); c.err != nil {
 			return n, c.err
 		}
 	}
@@ -187,17 +184,11 @@ func (c *Conn) unacked() int {
 	return n
 }
 
-// finish calls writeLast, whose writes do not block, and then flushes for up to wait. Bytes
-// that are left after that are dropped.
-func (c *Conn) finish(wait time.Duration, writeLast func()) {
+// dropPending drops the bytes that the kernel has not accepted.
+func (c *Conn) dropPending() {
 	c.mu.Lock()
-	c.writeTimeout = 0
-	c.mu.Unlock()
-	writeLast()
-	_, _ = c.flush(wait)
-	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.pending = nil
-	c.mu.Unlock()
 }
 
 // closeGracefully closes c; the kernel keeps delivering its send buffer for up to d.

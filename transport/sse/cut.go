@@ -16,18 +16,15 @@ var pingEvent = []byte("event: ping\ndata: {}\n\n")
 // The acknowledged offset is read from the kernel only when one of these rules, or one of
 // ackTracker's intervals, needs it: a system call per frame would double the frame's cost.
 type cutState struct {
-	opts       Options
-	openedAt   time.Time
-	nextPing   time.Duration
+	linger     time.Duration
 	acks       ackTracker
 	hasPending bool // the last write left something in raw.pending
-	waker      waker
 }
 
 func newCutState(o *Options, raw *Conn) *cutState {
 	offset := raw.Written()
 	return &cutState{
-		opts: *o, openedAt: o.Now(), nextPing: o.PingInterval,
+		linger: o.Linger,
 		acks: ackTracker{
 			maxFrames: o.MaxUnacked, maxBurst: o.MaxBurst, grace: o.UnackedGrace, idleTimeout: o.IdleTimeout,
 			frames:  make([]frameMark, 0, 4),
@@ -35,8 +32,6 @@ func newCutState(o *Options, raw *Conn) *cutState {
 		},
 	}
 }
-
-func (c *cutState) now() time.Duration { return c.opts.Now().Sub(c.openedAt) }
 
 // refresh reads the offset up to which the peer has acknowledged.
 func (w *Writer) refresh(now time.Duration) {
@@ -67,13 +62,13 @@ func (w *Writer) write(b []byte, now time.Duration, isFrame bool) error {
 	return nil
 }
 
-// writeEvent is write that also counts the bytes and resets the timer.
+// writeEvent is write that also counts the bytes and sets the time of the next Check.
 func (w *Writer) writeEvent(b []byte, now time.Duration, isFrame bool) error {
 	if err := w.write(b, now, isFrame); err != nil {
 		return err
 	}
 	w.streams.bytes.Add(uint64(len(b)))
-	w.resetTimer(now)
+	w.setCheckAt(now)
 	return nil
 }
 
@@ -96,13 +91,9 @@ func (w *Writer) sendOrCut(b []byte, events int) error {
 	return nil
 }
 
-// Ping writes the ping event unless an earlier one is unacknowledged, so that at most one is
-// buffered on a stalled stream. Policy Cut.
-func (w *Writer) Ping() error {
-	if w.closed {
-		return ErrClosed
-	}
-	now := w.now()
+// pingOrSkip writes a ping unless an earlier one is unacknowledged, so that at most one is
+// buffered on a stalled stream.
+func (w *Writer) pingOrSkip(now time.Duration) error {
 	pending := w.flushPending()
 	w.refresh(now)
 	if w.acks.pingPending() || pending > 0 {
@@ -114,39 +105,4 @@ func (w *Writer) Ping() error {
 	w.acks.pingEnd = w.acks.written
 	w.streams.pings.Add(1)
 	return nil
-}
-
-// checkPingAndIdle is Check for policy Cut. A late call writes one ping, whatever number it
-// missed.
-func (w *Writer) checkPingAndIdle() error {
-	now := w.now()
-	w.flushPending()
-	w.refresh(now)
-	if w.acks.isIdle(now) {
-		return ErrIdle
-	}
-	if w.opts.PingInterval > 0 && now >= w.nextPing {
-		late := (now - w.nextPing) / w.opts.PingInterval // pings that were missed
-		w.nextPing += (late + 1) * w.opts.PingInterval
-		if err := w.Ping(); err != nil {
-			return err
-		}
-	}
-	w.resetTimer(now)
-	return nil
-}
-
-// nextCheck returns when Check must be called next.
-func (w *Writer) nextCheck(now time.Duration) time.Duration {
-	at := now + time.Hour
-	if w.opts.PingInterval > 0 {
-		at = w.nextPing
-	}
-	if t, ok := w.acks.nextCheck(); ok {
-		at = min(at, t)
-	}
-	if w.hasPending {
-		at = min(at, now+time.Second)
-	}
-	return at
 }

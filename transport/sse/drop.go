@@ -30,18 +30,17 @@ type dropState struct {
 	dropped     uint64    // events since the stream became blocked
 	progressAt  time.Time // when a write was last begun while blocked
 	idleTimeout time.Duration
+	pingEvent   func(time.Time) []byte
 }
 
 func newDropState(o *Options) dropState {
 	return dropState{
+		pingEvent:   o.PingEvent,
 		queue:       queue{maxBytes: o.MaxQueued, overhead: QueueOverhead, budget: o.Budget},
 		maxQueued:   o.MaxQueued,
 		idleTimeout: o.IdleTimeout,
 	}
 }
-
-// Blocked reports whether bytes wait until the connection accepts more. Policy Drop.
-func (d *dropState) Blocked() bool { return d.unsent > 0 || len(d.queue.batches) > 0 }
 
 func (d *dropState) release() {
 	d.queue.budget.release(d.unsent)
@@ -113,10 +112,14 @@ func (w *Writer) Preload(b []byte, events int) bool {
 	return true
 }
 
-// Flush writes as much of the queue as the connection accepts without waiting. Once the
-// queue is empty it returns the number of dropped events, which the caller reports to the
-// subscriber. Policy Drop.
+// Flush writes as much of what waits as the connection accepts without waiting. With policy
+// Drop, once the queue is empty, it returns the number of dropped events, which the caller
+// reports to the subscriber.
 func (w *Writer) Flush() (dropped uint64, err error) {
+	if w.policy == Cut {
+		w.flushPending()
+		return 0, nil
+	}
 	if err := w.flushUnsent(0); err != nil {
 		return 0, err
 	}

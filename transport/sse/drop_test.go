@@ -14,15 +14,31 @@ import (
 	"time"
 )
 
-// pollEvents records what a Poller reports.
-type pollEvents struct{ writable, closed chan struct{} }
-
-func newPollEvents() pollEvents {
-	return pollEvents{make(chan struct{}, 64), make(chan struct{}, 64)}
+// dropHandler records what a Shard reports.
+type dropHandler struct {
+	Stream
+	dropped chan uint64
+	end     chan error
 }
 
-func (e pollEvents) OnWritable() { e.writable <- struct{}{} }
-func (e pollEvents) OnClosed()   { e.closed <- struct{}{} }
+// addDrop hands w over to a shard. The stream is closed at its end.
+func addDrop(s *Shard, w *Writer) (*dropHandler, error) {
+	h := &dropHandler{Stream: Stream{Writer: w}, dropped: make(chan uint64, 64), end: make(chan error, 1)}
+	h.Handler = h
+	return h, s.Add(&h.Stream)
+}
+
+func (h *dropHandler) OnReady(dropped uint64) error {
+	if dropped > 0 {
+		h.dropped <- dropped
+	}
+	return nil
+}
+
+func (h *dropHandler) OnEnd(err error) {
+	h.Close(0)
+	h.end <- err
+}
 
 // openDrop serves one stream of policy Drop and returns it with the client's connection.
 func openDrop(t *testing.T, streams *Streams, o Options) (*Writer, net.Conn) {
@@ -55,43 +71,17 @@ func openDrop(t *testing.T, streams *Streams, o Options) (*Writer, net.Conn) {
 	return <-opened, conn
 }
 
-// flushUntilOpen flushes whenever the poller reports space, until nothing waits.
-func flushUntilOpen(t *testing.T, w *Writer, writable <-chan struct{}) (dropped uint64) {
-	t.Helper()
-	for w.Blocked() {
-		select {
-		case <-writable:
-		case <-time.After(testTimeout):
-			t.Fatal("the poller does not report space")
-		}
-		n, err := w.Flush()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dropped += n
-	}
-	return dropped
-}
-
 // TestDrop: Send never waits; what does not fit is written once there is space; the bytes
 // arrive whole and in order; what exceeds the queue is dropped and counted.
 func TestDrop(t *testing.T) {
-	p, err := NewPoller()
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error)
-	go func() { ended <- p.Run(ctx) }()
+	e, ended := NewEngine(), make(chan error)
+	shard := e.AddShard(nil)
+	go func() { ended <- e.Run(ctx) }()
 
 	var streams Streams
 	budget := NewBudget(0, NewBudget(1<<20, nil))
 	w, conn := openDrop(t, &streams, Options{MaxQueued: 100 << 10, Budget: budget})
-	poll := newPollEvents()
-	polled, err := p.Add(w, poll)
-	if err != nil || !polled {
-		t.Skipf("no poller here: %v", err)
-	}
 	var sent bytes.Buffer
 	dropped := 0
 	for i := 0; dropped < 5; i++ {
@@ -122,19 +112,19 @@ func TestDrop(t *testing.T) {
 	if n := budget.Used(); n < 100<<10-33<<10 || n > 100<<10+33<<10 {
 		t.Errorf("%d bytes wait", n)
 	}
-	for len(poll.writable) > 0 {
-		<-poll.writable // from before it was full
-	}
 	received := make(chan []byte)
 	go func() {
 		b, _ := io.ReadAll(conn)
 		received <- b
 	}()
-	if n := flushUntilOpen(t, w, poll.writable); n != 5 {
+	h, _ := addDrop(shard, w)
+	if n := <-h.dropped; n != 5 {
 		t.Errorf("%d events reported as dropped, want 5", n)
 	}
-	p.Remove(w)
-	w.Close(0)
+	_ = conn.(*net.TCPConn).CloseWrite()
+	if err := <-h.end; !errors.Is(err, ErrPeerClosed) {
+		t.Errorf("the client closed: %v", err)
+	}
 	head, body, _ := bytes.Cut(<-received, []byte("\r\n\r\n"))
 	if !bytes.Equal(body, sent.Bytes()) {
 		t.Errorf("%d bytes arrived, %d were sent", len(body), sent.Len())
@@ -147,30 +137,24 @@ func TestDrop(t *testing.T) {
 	}
 
 	w, conn = openDrop(t, &streams, Options{Budget: budget})
-	poll = newPollEvents()
-	if _, err := p.Add(w, poll); err != nil {
-		t.Fatal(err)
-	}
-	_ = conn.Close()
-	select {
-	case <-poll.closed:
-	case <-time.After(testTimeout):
-		t.Error("the client closed and the poller does not report it")
-	}
 	_ = conn.Close()
 	if !eventually(testTimeout, func() bool { _, err := w.Send([]byte("data: x\n\n"), 1); return errors.Is(err, ErrPeerClosed) }) {
 		t.Error("send to a closed connection succeeds")
 	}
-	p.Remove(w)
 	w.Close(0)
 	if _, err := w.Send([]byte("data: x\n\n"), 1); !errors.Is(err, ErrClosed) {
 		t.Errorf("send to a closed writer: %v", err)
 	}
+	w, _ = openDrop(t, &streams, Options{Budget: budget})
+	h, _ = addDrop(shard, w)
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
+	if err := <-ended; err != nil {
 		t.Errorf("Run returned %v", err)
 	}
-	if _, err := p.Add(w, poll); !errors.Is(err, ErrClosed) {
+	if err := <-h.end; !errors.Is(err, ErrDraining) {
+		t.Errorf("a stream that was open at the end: %v", err)
+	}
+	if _, err := addDrop(shard, w); !errors.Is(err, ErrDraining) {
 		t.Errorf("Add after the end: %v", err)
 	}
 	if n := budget.Used(); n != 0 {
@@ -229,19 +213,12 @@ func TestDropWithoutSocket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		w := pipeWriter(there)
-		p, err := NewPoller()
-		if err != nil {
-			t.Fatal(err)
-		}
 		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- p.Run(ctx) }()
-		poll := newPollEvents()
-		if polled, err := p.Add(w, poll); polled || err != nil {
-			t.Errorf("polled %v, %v", polled, err)
-		}
+		e, ended := NewEngine(), make(chan error)
+		shard := e.AddShard(nil)
+		go func() { ended <- e.Run(ctx) }()
 		begin := time.Now()
-		_, err = w.Send([]byte("data: 1\n\n"), 1)
+		_, err := w.Send([]byte("data: 1\n\n"), 1)
 		if took := time.Since(begin); !w.Blocked() || err != nil || took > 10*time.Millisecond {
 			t.Errorf("a send that nobody takes: blocked %v, %v after %s", w.Blocked(), err, took)
 		}
@@ -256,20 +233,21 @@ func TestDropWithoutSocket(t *testing.T) {
 		if err := w.Check(); !errors.Is(err, ErrIdle) {
 			t.Errorf("check after 90 s without progress: %v", err)
 		}
-		go func() { _, _ = io.ReadFull(here, make([]byte, 9)) }()
-		if err := w.flushUnsent(time.Second); w.unsent > 0 || err != nil {
-			t.Errorf("flush: %d unsent, %v", w.unsent, err)
+		h, _ := addDrop(shard, w)
+		time.Sleep(time.Second)
+		if _, err := io.ReadFull(here, make([]byte, 18)); err != nil {
+			t.Errorf("the rest is not tried again: %v", err)
 		}
 		_ = here.Close()
-		<-poll.closed
-		p.Remove(w)
-		w.Close(0)
-		// One that is still watched when the Poller ends is let go of.
-		_, other := net.Pipe()
-		if _, err := p.Add(pipeWriter(other), newPollEvents()); err != nil {
-			t.Error(err)
+		if err := <-h.end; !errors.Is(err, ErrPeerClosed) {
+			t.Errorf("the client closed: %v", err)
 		}
+		_, other := net.Pipe() // is still open when the Engine ends
+		h, _ = addDrop(shard, pipeWriter(other))
 		cancel()
 		<-ended
+		if err := <-h.end; !errors.Is(err, ErrDraining) {
+			t.Errorf("a stream that was open at the end: %v", err)
+		}
 	})
 }

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -108,9 +109,43 @@ func plainAndTLS(t *testing.T, f func(t *testing.T, secure bool)) {
 	}
 }
 
-var _ Source[[]byte] = (*fanout.Subscriber[[]byte])(nil)
+// sourceHandler writes the values of a fanout.Subscriber to its stream.
+type sourceHandler struct {
+	Stream
+	src *fanout.Subscriber[[]byte]
+	end chan error
+}
 
-func identity(b []byte) []byte { return b }
+func (h *sourceHandler) OnReady(uint64) error {
+	for b, ok := h.src.Next(); ok; b, ok = h.src.Next() {
+		if _, err := h.Send(b, 1); err != nil {
+			return err
+		}
+	}
+	return h.src.Err()
+}
+
+func (h *sourceHandler) OnEnd(err error) { h.end <- err }
+
+// runStream serves w from an Engine of its own until the stream ends, and returns why. It does
+// not close w.
+func runStream(ctx context.Context, w *Writer, src *fanout.Subscriber[[]byte]) error {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	e, ended := NewEngine(), make(chan error)
+	h := &sourceHandler{Stream: Stream{Writer: w}, src: src, end: make(chan error, 1)}
+	h.Handler = h
+	_ = e.AddShard(nil).Add(&h.Stream)
+	src.Notify(h.Wake)
+	go func() { ended <- e.Run(serving) }()
+	var err error
+	select {
+	case err = <-h.end:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	stop()
+	return errors.Join(err, <-ended)
+}
 
 var errOffline = errors.New("device offline")
 

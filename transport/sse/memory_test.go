@@ -75,7 +75,7 @@ func (p pipeStream) run(t *testing.T) (got []timed, ended time.Duration, end, re
 			}
 			sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 			defer sub.Close()
-			reason = Run(r.Context(), wr, sub, identity)
+			reason = runStream(r.Context(), wr, sub)
 			ended = time.Since(start)
 			wr.Close(CodeOf(reason))
 		}),

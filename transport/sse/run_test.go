@@ -20,7 +20,7 @@ func runTopic(t *testing.T, secure bool, o Options, topic *fanout.Topic[[]byte])
 	s := serve(t, secure, o, func(ctx context.Context, w *Writer) Code {
 		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{Buffer: 3, Overflow: fanout.Coalesce})
 		defer sub.Close()
-		err := Run(ctx, w, sub, identity)
+		err := runStream(ctx, w, sub)
 		ends <- err
 		if errors.Is(err, errOffline) {
 			return DeviceOffline
@@ -132,7 +132,7 @@ func TestShutdown(t *testing.T) {
 	s := serve(t, false, Options{}, func(_ context.Context, w *Writer) Code {
 		sub := topic.Subscribe(fanout.SubscribeOptions[[]byte]{})
 		defer sub.Close()
-		err := Run(ctx, w, sub, identity)
+		err := runStream(ctx, w, sub)
 		ends <- err
 		return CodeOf(err)
 	})

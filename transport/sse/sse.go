@@ -17,12 +17,14 @@
 // connection that serves further requests, so net/http has to keep the connection.
 // All share the encoding of events and the queue with its bounds.
 //
-// A metric stream, in the request's own goroutine:
+// An Engine serves the Writers of both policies from a few goroutines. A metric stream:
 //
 //	listener  sse.NewListener(tcp), with tls.NewListener above it or not
-//	handler   wr, err := streams.Open(w, r, sse.Options{})
-//	          code := sse.CodeOf(sse.Run(ctx, wr, sub, frame))
-//	          wr.Close(code)
+//	engine    e := sse.NewEngine(); e.AddShard(nil); go e.Run(ctx)
+//	request   wr, err := streams.Open(w, r, sse.Options{})
+//	          err = e.Next().Add(&sse.Stream{Writer: wr, Handler: h})
+//	source    st.Wake() when there is a frame
+//	handler   h.OnReady calls st.Send(frame, 1); h.OnEnd(err) calls st.Close(sse.CodeOf(err))
 //
 // Wire of that stream (RFC-0009 §3, §5, §7):
 //
@@ -32,7 +34,7 @@
 //	event: close     data: {"code":N,"reason":"..."}  the last event, then FIN
 //
 // After a Hijack, net/http neither cancels the request's context when the client
-// disconnects (Run or a Poller notices that) nor waits for the stream on Shutdown
+// disconnects (an Engine notices that) nor waits for the stream on Shutdown
 // (Streams.Drain does).
 //
 // Limits: a program that stops reading is not noticed while its kernel has room and keeps

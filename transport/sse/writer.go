@@ -16,37 +16,36 @@ type Policy uint8
 
 // The policies of a Writer.
 const (
-	// Cut ends the stream. Send may block for up to a second, so each stream needs its own
-	// goroutine; see Run.
+	// Cut ends the stream.
 	Cut Policy = iota
-	// Drop queues events up to a bound and drops what exceeds it. Send never blocks; the
-	// caller calls Flush when a Poller calls OnWritable, and reports to the subscriber how
-	// many events were dropped.
+	// Drop queues events up to a bound and drops what exceeds it. The caller reports to the
+	// subscriber how many events were dropped.
 	Drop
 )
 
 // Options of one stream. The zero value is RFC-0009's metric stream.
 type Options struct {
-	Policy      Policy        // default Cut
-	IdleTimeout time.Duration // no progress while bytes wait for the peer; default 90 s
+	Policy       Policy           // default Cut
+	IdleTimeout  time.Duration    // no progress while bytes wait for the peer; default 90 s
+	PingInterval time.Duration    // of pings; default 25 s, negative: none
+	Now          func() time.Time // the clock of the rules; default time.Now
 
 	// Policy Cut.
-	MaxUnacked   int              // frames the peer may leave unacknowledged; default 3
-	MaxBurst     int              // the same within UnackedGrace; default 64
-	UnackedGrace time.Duration    // age of the oldest frame from which MaxUnacked counts; default 1 s
-	PingInterval time.Duration    // of the ping event; default 25 s, negative: no pings
-	Linger       time.Duration    // for a stalled peer to read the close event; default 30 s
-	Now          func() time.Time // the clock of these rules; default time.Now
+	MaxUnacked   int           // frames the peer may leave unacknowledged; default 3
+	MaxBurst     int           // the same within UnackedGrace; default 64
+	UnackedGrace time.Duration // age of the oldest frame from which MaxUnacked counts; default 1 s
+	Linger       time.Duration // for a stalled peer to read the close event; default 30 s
 
 	// Policy Drop.
-	MaxQueued int     // bytes that may wait, QueueOverhead per Send included; default 256 KiB
-	Budget    *Budget // shared with other streams; default unbounded
+	MaxQueued int                    // bytes that may wait, QueueOverhead per Send included; default 256 KiB
+	Budget    *Budget                // shared with other streams; default unbounded
+	PingEvent func(time.Time) []byte // the event of a ping; nil: no pings
 }
 
 const (
-	// writeTimeout is how long a write of policy Cut may block. A stream of small frames
-	// does not block in practice: the kernel buffers thousands of them.
-	writeTimeout = time.Second
+	// closeTimeout is how long a stream of policy Cut that ends may go on writing what the
+	// kernel's buffer had no room for. Small frames always have: it takes thousands of them.
+	closeTimeout = time.Second
 	// maxPending bounds the bytes that are buffered here for one subscriber once the
 	// kernel's buffer is full. With policy Cut a single frame may be larger.
 	maxPending    = 256 << 10
@@ -64,12 +63,16 @@ func (o *Options) setDefaults() {
 	o.MaxUnacked = cmp.Or(o.MaxUnacked, 3)
 	o.MaxBurst = cmp.Or(o.MaxBurst, 64)
 	o.MaxQueued = cmp.Or(o.MaxQueued, maxPending)
+	if o.Policy == Drop && o.PingEvent == nil {
+		o.PingInterval = -1
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
 }
 
-// Writer is one open stream. Its methods are for one goroutine at a time.
+// Writer is one open stream. Its methods are for one goroutine at a time, and do not wait for
+// the subscriber, SendWait excepted.
 //
 // Lock order: a Writer has no lock. The lock of its Conn is taken inside calls to the
 // connection, because crypto/tls also writes from the goroutine that reads.
@@ -77,9 +80,15 @@ type Writer struct {
 	streams *Streams
 	conn    net.Conn // raw, or the TLS connection above it
 	raw     *Conn
-	pollKey uint64 // the Poller's
 	policy  Policy
 	closed  bool
+
+	// Times are since openedAt.
+	clock        func() time.Time
+	openedAt     time.Time
+	pingInterval time.Duration // 0 or less: no pings
+	nextPing     time.Duration
+	checkAt      time.Duration // when Check must be called next
 
 	*cutState // policy Cut, else nil
 	dropState // policy Drop; a value, so that fan-out reads one object less per subscriber
@@ -115,15 +124,46 @@ func (s *Streams) Open(w http.ResponseWriter, r *http.Request, o Options) (*Writ
 }
 
 func newWriter(s *Streams, conn net.Conn, raw *Conn, o *Options) *Writer {
-	w := &Writer{streams: s, conn: conn, raw: raw, policy: o.Policy}
+	w := &Writer{streams: s, conn: conn, raw: raw, policy: o.Policy, clock: o.Now, openedAt: o.Now(), pingInterval: o.PingInterval}
+	raw.takeOver()
 	if o.Policy == Drop {
-		raw.takeOver(0)
 		w.dropState = newDropState(o)
 	} else {
-		raw.takeOver(writeTimeout)
 		w.cutState = newCutState(o, raw)
 	}
+	w.startPings()
 	return w
+}
+
+func (w *Writer) now() time.Duration { return w.clock().Sub(w.openedAt) }
+
+// startPings makes the first ping due in one interval.
+func (w *Writer) startPings() {
+	now := w.now()
+	w.nextPing = now + w.pingInterval
+	w.setCheckAt(now)
+}
+
+// pingSlack is how early a ping may be written, so that thousands of subscribers do not wake
+// their goroutine one by one. Those of policy Cut are exact.
+func (w *Writer) pingSlack() time.Duration {
+	if w.policy == Cut {
+		return 0
+	}
+	return w.pingInterval / 128
+}
+
+// setCheckAt sets checkAt to the first of the times at which a rule may take effect.
+func (w *Writer) setCheckAt(now time.Duration) {
+	w.checkAt = now + time.Hour
+	if w.pingInterval > 0 {
+		w.checkAt = w.nextPing
+	}
+	if w.policy == Cut {
+		if at, ok := w.acks.nextCheck(); ok {
+			w.checkAt = min(w.checkAt, at)
+		}
+	}
 }
 
 // takeOver hijacks the connection and finds the counted connection at or below it.
@@ -172,6 +212,7 @@ func (w *Writer) writeHead(head []byte) error {
 	if w.policy == Drop {
 		return w.put(head)
 	}
+	defer w.setCheckAt(0)
 	return w.write(head, 0, false)
 }
 
@@ -206,53 +247,103 @@ func (w *Writer) put(b []byte) error {
 	return nil
 }
 
-// Check enforces the timeouts. It returns ErrIdle when bytes have waited for the peer for
-// IdleTimeout without progress. With policy Cut it also writes a ping that is due. Run calls
-// Check when needed; a caller with its own loop calls it every few seconds.
+// Blocked reports whether bytes wait until the connection accepts more.
+func (w *Writer) Blocked() bool {
+	if w.policy == Cut {
+		return w.hasPending
+	}
+	return w.unsent > 0 || len(w.queue.batches) > 0
+}
+
+// Check enforces the timeouts, and writes a ping that is due. It returns ErrIdle when bytes
+// have waited for the peer for IdleTimeout without progress. A late call writes one ping,
+// whatever number it missed. A Shard calls Check when needed; a caller with its own loop calls
+// it every few seconds.
 func (w *Writer) Check() error {
+	if w.closed {
+		return ErrClosed
+	}
+	now := w.now()
+	if w.policy == Cut {
+		w.flushPending()
+		w.refresh(now)
+	}
+	if w.isIdle(now) {
+		return ErrIdle
+	}
+	if w.pingInterval > 0 && now+w.pingSlack() >= w.nextPing {
+		late := max(0, now-w.nextPing) / w.pingInterval // pings that were missed
+		w.nextPing += (late + 1) * w.pingInterval
+		if err := w.Ping(); err != nil {
+			return err
+		}
+	}
+	w.setCheckAt(now)
+	return nil
+}
+
+func (w *Writer) isIdle(now time.Duration) bool {
+	if w.policy == Cut {
+		return w.acks.isIdle(now)
+	}
+	return w.Blocked() && time.Since(w.progressAt) > w.idleTimeout
+}
+
+// Ping writes a ping, unless the subscriber has not taken what was written before it.
+func (w *Writer) Ping() error {
 	switch {
 	case w.closed:
 		return ErrClosed
 	case w.policy == Cut:
-		return w.checkPingAndIdle()
-	case w.Blocked() && time.Since(w.progressAt) > w.idleTimeout:
-		return ErrIdle
+		return w.pingOrSkip(w.now())
 	}
-	return nil
+	_, err := w.sendOrDrop(batch{b: w.pingEvent(w.clock())})
+	return err
 }
 
 // Close writes the close event of c (code 0: none) and ends the connection with FIN. The
-// kernel delivers what it has buffered for up to Linger.
+// kernel delivers what it has buffered for up to Linger. Only the first call has an effect.
 //
-// With policy Cut it may block for up to a second. A stalled peer may resume reading within
-// Linger, then the connection is reset; no goroutine waits for it. With policy Drop Close
-// never blocks. Remove the Writer from its Poller first. Only the first call has an effect.
-func (w *Writer) Close(c Code) (err error) {
+// With policy Cut, bytes that the kernel has not accepted are written by a goroutine, within a
+// second, for which Streams.Drain waits; policy Drop drops them. A stalled peer may resume
+// reading within Linger, then the connection is reset; no goroutine waits for it.
+func (w *Writer) Close(c Code) error {
 	if w.closed {
 		return nil
 	}
 	w.closed = true
-	defer w.streams.done() // last: Drain waits for it
-	wait, linger, isStalled := time.Duration(0), defaultLinger, false
+	linger, isStalled := defaultLinger, false
 	if w.policy == Drop {
 		w.release()
 	} else {
 		now := w.now()
 		w.refresh(now)
-		wait, linger = writeTimeout, w.opts.Linger
-		isStalled = c == Backpressure || c == IdleTimeout || w.acks.stalledFor(now) >= w.opts.UnackedGrace
+		linger = w.linger
+		isStalled = c == Backpressure || c == IdleTimeout || w.acks.stalledFor(now) >= w.acks.grace
 	}
-	w.raw.finish(wait, func() { err = w.writeClose(c) })
+	err := w.writeClose(c)
 	if c.Reason() == "" {
 		c = 0
 	}
 	w.streams.countClose(c) // before FIN: whoever has read the end finds it counted
-	if isStalled {
-		w.raw.CloseWrite()
-		w.streams.linger(w.raw, linger)
-	} else {
-		w.raw.closeGracefully(linger)
+	end := func() {
+		w.raw.dropPending()
+		if isStalled {
+			w.raw.CloseWrite()
+			w.streams.linger(w.raw, linger)
+		} else {
+			w.raw.closeGracefully(linger)
+		}
+		w.streams.done() // last: Drain waits for it
 	}
+	if left, _ := w.raw.flush(0); left > 0 && w.policy == Cut {
+		go func() {
+			_, _ = w.raw.flush(closeTimeout)
+			end()
+		}()
+		return err
+	}
+	end()
 	return err
 }
 
