@@ -13,7 +13,7 @@ BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(L
 BOARD_TAG   := agentctl_omit_relay
 # The board build, for flash cards (docs/performance.md, "The size of the board build"):
 # without HTTP/2, which nothing on a board speaks, and inlined only where it works each second.
-BOARD_HOT   := runtime internal/... sync sync/... syscall time os io bytes strconv unicode/utf8 math math/bits agentctl/prober modernc.org/sqlite/lib
+BOARD_HOT   := runtime internal/... sync sync/... syscall time os io bytes strconv unicode/utf8 math math/bits agentctl/prober modernc.org/sqlite/lib modernc.org/libc
 BOARD_FLAGS := -tags $(BOARD_TAG),nethttpomithttp2 -gcflags=all=-l $(foreach p,$(BOARD_HOT),-gcflags=$(p)=)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs a C compiler; without one the tests run without it. SQLite, which is

@@ -374,6 +374,18 @@ func (s *Server) allowWarning() bool {
 	return true
 }
 
+// ReleaseBuffers drops the shared buffers that nobody uses now. The next large message or answer
+// makes new ones.
+func (s *Server) ReleaseBuffers() {
+	for _, shared := range []chan []byte{s.messageBuffer, s.answerBuffer} {
+		select {
+		case <-shared:
+			shared <- nil
+		default: // it is in use
+		}
+	}
+}
+
 // Addr returns the path of the socket, "" before Listen.
 func (s *Server) Addr() string {
 	s.mu.Lock()

@@ -65,6 +65,9 @@ type Options struct {
 	Log    *zap.Logger      // required
 	Level  zap.AtomicLevel  // the level of Log; a reload changes it
 	Reload <-chan os.Signal // each value causes a reload; nil: only changed files do
+	// OwnsProcess is set when the process runs nothing else and called TuneProcess: the daemon then
+	// returns the process's memory to the system after the start and after much work.
+	OwnsProcess bool
 }
 
 // Build identifies the running binary.
@@ -94,6 +97,8 @@ type Daemon struct {
 	reload <-chan os.Signal
 	start  time.Time
 
+	ownsProcess bool
+
 	device          *device
 	control         *control.Server
 	history         *history.Store // nil when the daemon started without history
@@ -117,7 +122,7 @@ type Daemon struct {
 // New opens all parts: the identity, the device, the history and the control socket. It
 // starts nothing. Run must be called, because it closes the parts.
 func New(o Options) (*Daemon, error) {
-	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now()}
+	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now(), ownsProcess: o.OwnsProcess}
 	d.pushEnabled.Store(true)
 	d.historyEnabled.Store(o.Config.HistoryEnabled())
 	d.disk = statedir.New(o.Config.Text("state_dir"))

@@ -43,8 +43,8 @@ func Load(s config.Source) (*config.Config, error) {
 //
 // Files are compared by polling their metadata and not with inotify: it works on every file
 // system, sees a directory that is replaced, and costs a few system calls each three seconds.
-// The same ticker drives the update check, the probe of the state directory and the retry of an
-// identity that could not be saved, so that an idle daemon has one timer for all of it.
+// The same ticker drives the update check, the probe of the state directory, the return of memory and
+// the retry of an identity that could not be saved, so that an idle daemon has one timer for all of it.
 func (d *Daemon) watchConfig(ctx context.Context) error {
 	ticker := time.NewTicker(configPollInterval)
 	defer ticker.Stop()
@@ -52,6 +52,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 	fingerprint, _, _ := d.filesOnDisk()
 	identitySaved := d.retryIdentity()
 	diskState := d.pollStateDir(statedir.OK)
+	var memory memoryReturner
 	for polls := 0; ; {
 		select {
 		case <-ctx.Done():
@@ -68,6 +69,9 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 			d.device.wakeLink() // an operator who reloads does not want to wait for the back-off
 			continue
 		case <-ticker.C:
+		}
+		if d.ownsProcess {
+			memory.poll(d.control.ReleaseBuffers)
 		}
 		// A fault is polled more often: its end shows two polls later, since a poll does not wait.
 		if polls++; polls%diskPolls == 0 || diskState != statedir.OK || d.disk.Status().State != statedir.OK {

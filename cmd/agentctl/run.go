@@ -142,6 +142,9 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 // run runs the daemon or the mock boards until a signal. SIGHUP reloads a service, and ends a
 // daemon whose terminal goes away.
 func (o *runOptions) run(cmd *cobra.Command) error {
+	if o.mock == 0 {
+		daemon.TuneProcess()
+	}
 	ctx, hup, stop := hangups(cmd.Context())
 	defer stop()
 	source, err := o.load(cmd.Flags())
@@ -158,7 +161,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		err = o.runMocks(ctx, log)
 	} else {
 		var d *daemon.Daemon
-		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup}); err == nil {
+		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup, OwnsProcess: true}); err == nil {
 			err = d.Run(ctx)
 		}
 	}

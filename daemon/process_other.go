@@ -1,0 +1,7 @@
+//go:build !linux
+
+package daemon
+
+func relaxTimers() {}
+
+func unmapProgram() {}
