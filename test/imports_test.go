@@ -24,6 +24,7 @@ var rules = []struct {
 	{"atomicfile", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"sqlitefile", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"suggest", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
+	{"lazyregexp", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"enrollment", []string{"agentctl/..."}, nil, "a base package imports nothing of ours"},
 	{"mcplocal", []string{"daemon", "relay", "relay/hub", "transport/link", "cmd/..."}, nil, "it reaches the daemon through the control socket only"},
 	{"joinctl", []string{"relay/...", "cmd/..."}, nil, "it joins a board from outside of its daemon"},

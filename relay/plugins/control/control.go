@@ -158,8 +158,8 @@ var (
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true}
-	for i := range tools {
-		m.Tools = append(m.Tools, tools[i].tool)
+	for _, t := range tools() {
+		m.Tools = append(m.Tools, t.tool)
 	}
 	for _, r := range []struct{ uri, title, about string }{
 		{MiddlewareURI, "Middleware", "The pipeline in force: stages in their order, scopes and configuration."},
@@ -176,15 +176,15 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 // Call implements kernel.Plugin. It runs in the caller's goroutine (Inline), so every tool must
 // obey ctx while it waits.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	for i := range tools {
-		if tools[i].tool.Name != r.Tool {
+	for _, t := range tools() {
+		if t.tool.Name != r.Tool {
 			continue
 		}
 		a := &args{}
 		if err := json.Unmarshal(r.Arguments, a); err != nil { // CheckArguments accepted it
 			return nil, fmt.Errorf("%s: %w", r.Tool, err)
 		}
-		v, err := tools[i].run(ctx, p, r, a)
+		v, err := t.run(ctx, p, r, a)
 		if err != nil {
 			return nil, callerError(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"slices"
+	"sync"
 	"time"
 
 	"agentctl/manifest"
@@ -91,66 +92,69 @@ const (
 )
 
 // tools are the tools of the control plane. Those that read have the safety class read_only.
-var tools = []tool{
-	newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", true,
-		nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
-			return p.middleware(), nil
-		}),
-	newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
-		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.setEnabled(ctx, r, a, "enable", p.opt.Middleware.Enable)
-		}),
-	newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
-		arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.setEnabled(ctx, r, a, "disable", p.opt.Middleware.Disable)
-		}),
-	newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
-		arguments.Object{argStage, argScope, argConfig, argOrder}, nameOrOrderRule, stagesOutput, configureMiddleware),
-	newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
-		nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
-			return p.transports(), nil
-		}),
-	newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", false,
-		arguments.Object{required(text("name", wordPattern, "the transport, as kernel.transport.list names it")),
-			{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
-	newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
-		arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
-		`"stages":`+namesSchema+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
-			`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
-		router),
-	newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
-		nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
-	newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
-		arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
-			return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
-		}),
-	newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
-		arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
-		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.load(ctx, r, a, "load", Plugins.Load)
-		}),
-	newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", false,
-		arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
-		`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
-			return p.load(ctx, r, a, "unload", Plugins.Unload)
-		}),
-	newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
-		nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+namesSchema+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
-	newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
-		arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
-		`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
-	newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
-		nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
-			err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
-				p.opt.Kernel.ResetCounters()
-				if p.opt.ResetMetrics != nil {
-					p.opt.ResetMetrics()
-				}
-				return nil
-			})
-			return map[string]bool{"reset": true}, err
-		}),
-}
+// Their schemas are made when a relay needs them first, and not at the start of every command.
+var tools = sync.OnceValue(func() []tool {
+	return []tool{
+		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", true,
+			nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+				return p.middleware(), nil
+			}),
+		newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
+			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+				return p.setEnabled(ctx, r, a, "enable", p.opt.Middleware.Enable)
+			}),
+		newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
+			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+				return p.setEnabled(ctx, r, a, "disable", p.opt.Middleware.Disable)
+			}),
+		newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
+			arguments.Object{argStage, argScope, argConfig, argOrder}, nameOrOrderRule, stagesOutput, configureMiddleware),
+		newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
+			nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
+				return p.transports(), nil
+			}),
+		newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", false,
+			arguments.Object{required(text("name", wordPattern, "the transport, as kernel.transport.list names it")),
+				{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
+		newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
+			arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
+			`"stages":`+namesSchema+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
+				`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
+			router),
+		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
+			nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
+		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
+			arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+				return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
+			}),
+		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
+			arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
+			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+				return p.load(ctx, r, a, "load", Plugins.Load)
+			}),
+		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", false,
+			arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
+			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+				return p.load(ctx, r, a, "unload", Plugins.Unload)
+			}),
+		newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
+			nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+namesSchema+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
+		newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
+			arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
+			`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
+		newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
+			nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
+				err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
+					p.opt.Kernel.ResetCounters()
+					if p.opt.ResetMetrics != nil {
+						p.opt.ResetMetrics()
+					}
+					return nil
+				})
+				return map[string]bool{"reset": true}, err
+			}),
+	}
+})
 
 // middleware is the content of MiddlewareURI.
 func (p *Plugin) middleware() any {

@@ -75,17 +75,17 @@ var (
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: "tickets", Version: "1.0.0", Resources: resources, MaxConcurrency: maxConcurrency, Untrusted: true}
-	for i := range tools {
-		m.Tools = append(m.Tools, tools[i].tool)
+	for _, t := range tools() {
+		m.Tools = append(m.Tools, t.tool)
 	}
 	return m
 }
 
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	for i := range tools {
-		if tools[i].tool.Name == r.Tool {
-			return tools[i].run(ctx, p, r)
+	for _, t := range tools() {
+		if t.tool.Name == r.Tool {
+			return t.run(ctx, p, r)
 		}
 	}
 	return nil, manifest.E(manifest.BadRequest, "no tool has this name; tools/list shows the names")

@@ -36,9 +36,9 @@ func compile(t testing.TB, raw []byte) *jsonschema.Schema {
 // TestArguments: the check accepts what a JSON Schema library accepts by the schema that
 // clients are shown, and what it accepts has the same meaning.
 func TestArguments(t *testing.T) {
-	schemas := make([]*jsonschema.Schema, len(tools))
-	for i := range tools {
-		schemas[i] = compile(t, tools[i].tool.InputSchema)
+	schemas := make([]*jsonschema.Schema, len(tools()))
+	for i := range tools() {
+		schemas[i] = compile(t, tools()[i].tool.InputSchema)
 	}
 	id := "01HZX9K3M4P7Q8R9S0T1V2W3XY"
 	texts := []string{"", "x", " x", "x\ny", "\u00fc\u2028", id, strings.ToLower(id), "8" + id[1:], "ann@example", "-x", "open", "low", "none", "a b",
@@ -62,9 +62,9 @@ func TestArguments(t *testing.T) {
 		})
 	}
 	rapid.Check(t, func(rt *rapid.T) {
-		i := rapid.IntRange(0, len(tools)-1).Draw(rt, "tool")
+		i := rapid.IntRange(0, len(tools())-1).Draw(rt, "tool")
 		args := object{}
-		for name := range compileProps(tools[i].tool.InputSchema) {
+		for name := range compileProps(tools()[i].tool.InputSchema) {
 			switch rapid.IntRange(0, 5).Draw(rt, name) {
 			case 0, 1: // missing
 			case 2:
@@ -82,9 +82,9 @@ func TestArguments(t *testing.T) {
 			rt.Skip("the other library cannot read it: ", err)
 		}
 		want := schemas[i].Validate(doc)
-		normal, got := tools[i].tool.CheckArguments(raw)
+		normal, got := tools()[i].tool.CheckArguments(raw)
 		if (want == nil) != (got == nil) {
-			rt.Fatalf("%s %s: the check says %v, the library %v", tools[i].tool.Name, raw, got, want)
+			rt.Fatalf("%s %s: the check says %v, the library %v", tools()[i].tool.Name, raw, got, want)
 		}
 		if got != nil {
 			if e := manifest.AsError(got); e.Code != manifest.ManifestInvalid || !ascii(e.Message) {
@@ -133,8 +133,8 @@ func TestAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newHarness(t)
 		schemas := make(map[string]*jsonschema.Schema)
-		for i := range tools {
-			schemas[tools[i].tool.Name] = compile(t, tools[i].tool.OutputSchema)
+		for i := range tools() {
+			schemas[tools()[i].tool.Name] = compile(t, tools()[i].tool.OutputSchema)
 		}
 		call := func(c *kernel.Caller, tool string, args object) {
 			t.Helper()

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"agentctl/lazyregexp"
@@ -93,21 +94,24 @@ var (
 )
 
 // tools are the tools of the plugin. Those that read have the safety class read_only; the
-// others have none and are allowed by the scope alone.
-var tools = []tool{
-	newTool("create", "Create a ticket", "Opens a ticket in the fleet's queue: an incident, a task, or with approval a request that a person decides.",
-		manifest.ScopeTicketsWrite, createFields, `"ticket":`+summarySchema, create),
-	newTool("get", "Get a ticket", "One ticket with its body, its comments and the statuses that it may change to.",
-		manifest.ScopeTicketsRead, arguments.Object{idField}, `"ticket":`+fullSchema, get),
-	newTool("list", "List tickets", "Tickets, newest first, without bodies and comments.",
-		manifest.ScopeTicketsRead, listFields, `"tickets":{"type":"array","maxItems":100,"items":`+summarySchema+`},"next_cursor":{"type":"string"}`, list),
-	newTool("comment", "Comment on a ticket", "Adds a comment to a ticket.",
-		manifest.ScopeTicketsWrite, commentFields, `"ticket":`+summarySchema, comment),
-	newTool("assign", "Assign a ticket", "Assigns a ticket to an agent or a person, or to nobody.",
-		manifest.ScopeTicketsWrite, assignFields, `"ticket":`+summarySchema, assign),
-	newTool("transition", "Change a ticket's status", "Moves a ticket to another status; approves or rejects an approval, which its creator cannot approve.",
-		manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
-}
+// others have none and are allowed by the scope alone. Their schemas are made when a relay needs them
+// first, and not at the start of every command.
+var tools = sync.OnceValue(func() []tool {
+	return []tool{
+		newTool("create", "Create a ticket", "Opens a ticket in the fleet's queue: an incident, a task, or with approval a request that a person decides.",
+			manifest.ScopeTicketsWrite, createFields, `"ticket":`+summarySchema, create),
+		newTool("get", "Get a ticket", "One ticket with its body, its comments and the statuses that it may change to.",
+			manifest.ScopeTicketsRead, arguments.Object{idField}, `"ticket":`+fullSchema, get),
+		newTool("list", "List tickets", "Tickets, newest first, without bodies and comments.",
+			manifest.ScopeTicketsRead, listFields, `"tickets":{"type":"array","maxItems":100,"items":`+summarySchema+`},"next_cursor":{"type":"string"}`, list),
+		newTool("comment", "Comment on a ticket", "Adds a comment to a ticket.",
+			manifest.ScopeTicketsWrite, commentFields, `"ticket":`+summarySchema, comment),
+		newTool("assign", "Assign a ticket", "Assigns a ticket to an agent or a person, or to nobody.",
+			manifest.ScopeTicketsWrite, assignFields, `"ticket":`+summarySchema, assign),
+		newTool("transition", "Change a ticket's status", "Moves a ticket to another status; approves or rejects an approval, which its creator cannot approve.",
+			manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
+	}
+})
 
 // words converts a closed set to the strings of a schema.
 func words[T ~string](set []T) (list []string) {
