@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -66,6 +67,23 @@ func (a *httpRequester) do(n int) error {
 type subscriber struct {
 	conn net.Conn
 	in   *bufio.Reader
+}
+
+// callEachTLS calls echo on each of n boards once, over one connection.
+func (r *relayProc) callEachTLS(n int) error {
+	transport := r.client().Transport.(*http.Transport)
+	c, err := tls.Dial("tcp", r.addr, transport.TLSClientConfig)
+	if err != nil {
+		return err
+	}
+	a := &httpRequester{Conn: c, in: bufio.NewReader(c), host: r.addr, request: r.unaryRequest}
+	defer func() { _ = a.Close() }()
+	for i := range n {
+		if err := a.do(i); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // smallWindow is a net.Dialer.Control that makes the receive buffer as small as it can be: before

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -97,7 +99,7 @@ func (r *relayProc) mint(b *bench, devices int) error {
 // startFleet links n mock boards and waits until all are ready.
 func (b *bench) startFleet(r *relayProc, n int) (*process, error) {
 	args := []string{"run", "--mock", strconv.Itoa(n), "--relay", "ws" + strings.TrimPrefix(r.url, "http"), "--token-file", r.tokens,
-		"--state-dir", filepath.Join(b.dir, "fleet")}
+		"--state-dir", filepath.Join(b.dir, b.newName("fleet"))}
 	if r.ca != "" {
 		args = append(args, "--ca-file", r.ca)
 	}
@@ -124,33 +126,59 @@ func (r *relayProc) listNodes(want int) error {
 	}
 }
 
-func (r *relayProc) online() ([]string, error) {
-	req, err := http.NewRequest(http.MethodGet, r.url+"/v1/nodes?limit=5000", nil)
+func (r *relayProc) online() (ids []string, err error) {
+	client := r.client()
+	defer client.CloseIdleConnections()
+	for after := ""; ; {
+		var body struct {
+			Nodes []struct {
+				NodeID string `json:"node_id"`
+				Online bool
+			}
+			Next string
+		}
+		if err := r.get(client, "/v1/nodes?limit=5000&after="+after, &body); err != nil {
+			return nil, err
+		}
+		for _, n := range body.Nodes {
+			if n.Online {
+				ids = append(ids, n.NodeID)
+			}
+		}
+		if after = body.Next; after == "" {
+			return ids, nil
+		}
+	}
+}
+
+// client trusts the relay's authority.
+func (r *relayProc) client() *http.Client {
+	t := &http.Transport{}
+	if r.ca != "" {
+		if pem, err := os.ReadFile(r.ca); err == nil {
+			t.TLSClientConfig = &tls.Config{RootCAs: x509.NewCertPool()}
+			t.TLSClientConfig.RootCAs.AppendCertsFromPEM(pem)
+		}
+	}
+	return &http.Client{Timeout: 20 * time.Second, Transport: t}
+}
+
+// get decodes the answer to a GET of the agent.
+func (r *relayProc) get(client *http.Client, path string, to any) error {
+	req, err := http.NewRequest(http.MethodGet, r.url+path, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	req.Header.Set("Authorization", "Bearer "+r.token)
-	res, err := (&http.Client{Timeout: 10 * time.Second}).Do(req)
+	res, err := client.Do(req)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = res.Body.Close() }()
-	var body struct {
-		Nodes []struct {
-			NodeID string `json:"node_id"`
-			Online bool
-		}
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, res.Status)
 	}
-	if err := json.NewDecoder(res.Body).Decode(&body); err != nil {
-		return nil, fmt.Errorf("GET /v1/nodes: %s: %w", res.Status, err)
-	}
-	var ids []string
-	for _, n := range body.Nodes {
-		if n.Online {
-			ids = append(ids, n.NodeID)
-		}
-	}
-	return ids, nil
+	return json.NewDecoder(res.Body).Decode(to)
 }
 
 // collect asks a relay with profiles to collect its garbage and to give free memory back, and

@@ -29,7 +29,7 @@ import (
 // audit, no bounds. They print their address and serve until they are ended.
 func serve(args []string) error {
 	if len(args) == 0 {
-		return errors.New("serve what? echo, ws, sdk, naive-events, naive-metrics or relay")
+		return errors.New("serve what? echo, ws, sdk, naive-events, naive-metrics, boards or relay")
 	}
 	switch args[0] {
 	case "echo":
@@ -42,6 +42,8 @@ func serve(args []string) error {
 		return listen(newNaive(naiveEvent))
 	case "naive-metrics":
 		return listen(newNaive(naiveMetric))
+	case "boards":
+		return serveBoards(args[1:])
 	case "relay":
 		return serveRelay(args[1:])
 	}
