@@ -179,7 +179,6 @@ const maxUndelayed = 2048
 
 // writeBody writes a whole response. A client that does not read a large one has writeTimeout.
 func writeBody(w http.ResponseWriter, status int, b []byte) {
-	w.Header()["Content-Length"] = []string{strconv.Itoa(len(b))}
 	if status != http.StatusOK {
 		w.WriteHeader(status)
 	}

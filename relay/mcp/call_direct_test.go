@@ -11,8 +11,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
+
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"agentctl/relay/kernel"
 )
@@ -106,9 +109,9 @@ func TestDirectIsTheSame(t *testing.T) {
 		{name: "keys in capitals", body: call("1", `"Name":"`+echoA+`"`), modern: true},
 		{name: "white space", body: " \r\n" + strings.ReplaceAll(call("1", name+`, "arguments" : { "a" : [ 1 , 2 ] } `), ",", " ,\n"), direct: true, modern: true},
 		{name: "refused arguments", body: call("1", name+`,"arguments":{"bad":1}`), direct: true, modern: true},
-		{name: "progress token", body: call("1", args+`,"_meta":{"progressToken":"p"}`), direct: true},
-		{name: "progress token, a number", body: call("1", args+`,"_meta":{"progressToken":7}`), direct: true},
-		{name: "_meta for stages", body: call("1", args+`,"_meta":{"agentctl/sign":{"a":[1,"b"]},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`), direct: true},
+		{name: "progress token", body: call("1", args+`,"_meta":{"progressToken":"p"}`), direct: true, modern: true},
+		{name: "progress token, a number", body: call("1", args+`,"_meta":{"progressToken":7}`), direct: true, modern: true},
+		{name: "_meta for stages", body: call("1", args+`,"_meta":{"agentctl/sign":{"a":[1,"b"]},"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}`), direct: true, modern: true},
 		{name: "empty _meta", body: call("1", args+`,"_meta":{ }`), direct: true},
 		{name: "null _meta", body: call("1", args+`,"_meta":null`)},
 		{name: "_meta in an array", body: call("1", args+`,"_meta":[]`)},
@@ -212,7 +215,11 @@ func TestDirectIsTheSame(t *testing.T) {
 				for i := range envs {
 					body, head := tt.body, map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": sessions[i]}
 					if version == modernEra {
-						body = strings.Replace(body, `"params":{`, `"params":{`+modernMeta+`,`, 1)
+						if strings.Contains(body, `"_meta":{`) {
+							body = strings.Replace(body, `"_meta":{`, modernMeta[:len(modernMeta)-1]+`,`, 1)
+						} else {
+							body = strings.Replace(body, `"params":{`, `"params":{`+modernMeta+`,`, 1)
+						}
 						delete(head, "Mcp-Session-Id")
 						head["Mcp-Method"], head["Mcp-Name"] = "tools/call", echoA
 						if strings.Contains(body, strings.ToUpper(echoA)) {
@@ -269,6 +276,49 @@ func TestDirectIsTheSame(t *testing.T) {
 			t.Errorf("%d requests are registered after their end", n)
 		}
 		e.h.mu.RUnlock()
+	}
+}
+
+// TestSessionVersions: every version with sessions that the SDK serves is one whose calls are
+// direct.
+func TestSessionVersions(t *testing.T) {
+	want := map[string]bool{"": true}
+	for _, v := range sdk.SupportedProtocolVersions() {
+		if v < modernVersion {
+			want[v] = v < "2025-06-18"
+		}
+	}
+	if !maps.Equal(want, sessionVersions) {
+		t.Errorf("%v, want %v", sessionVersions, want)
+	}
+}
+
+// TestDirectConcurrent: each of many calls of one session gets its own answer, and a canceled one
+// disturbs no other.
+func TestDirectConcurrent(t *testing.T) {
+	e, b := newEnv(t, Options{}), newSlowBoard()
+	b.isDirect = make(chan bool, 1<<12)
+	e.load(b)
+	head := sessionHead("", e.initialize(""))
+	slow := e.pending(t, head, fmt.Sprintf(waitBody, `"slow"`))
+	wait(t, "call", b.started)
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			for j := range 10 {
+				id := fmt.Sprintf(`"%d-%d"`, i, j)
+				got := readAll(t, e.do("POST", head, `{"jsonrpc":"2.0","id":`+id+`,"method":"tools/call","params":{"name":"`+echoA+`","arguments":{"who":`+id+`}}}`))
+				if !strings.Contains(got, `"id":`+id+`,"result"`) || !strings.Contains(got, `"arguments":{"who":`+id+`}`) {
+					t.Errorf("%s got %s", id, got)
+				}
+				e.do("POST", head, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+id+`}}`) // too late
+			}
+		})
+	}
+	wg.Wait()
+	b.goOn <- struct{}{}
+	if got := wait(t, "answer", slow); !strings.Contains(got, `"id":"slow","result"`) {
+		t.Errorf("the slow call got %s", got)
 	}
 }
 

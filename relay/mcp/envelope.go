@@ -100,12 +100,13 @@ func scanBatch(body []byte) (msgs []envelope, err error) {
 // that choose the era and the handler, and decodes no value that is not needed for that.
 // A message with an error keeps its id, unless the id itself is wrong.
 func scanMessage(obj []byte) (m envelope) {
-	version := ""
+	hasVersion := false
 	m.invalid = errNotObject
 	for key, v := range strictjson.Object(obj).Members {
 		switch string(key) {
 		case "jsonrpc":
-			version = stringValue(v)
+			version, _ := strictjson.Text(v)
+			hasVersion = string(version) == "2.0"
 		case "id":
 			if string(v) != "null" {
 				m.id = v
@@ -120,7 +121,7 @@ func scanMessage(obj []byte) (m envelope) {
 	}
 	switch {
 	case m.method == "" && !m.isResponse: // errNotObject, as set above
-	case version != "2.0":
+	case !hasVersion:
 		m.invalid = errVersion
 	case len(m.params) > 0 && m.params[0] != '{' && string(m.params) != "null":
 		m.invalid = errParams
