@@ -30,6 +30,7 @@ func TestTopics(t *testing.T) {
 		{"presence.snapshot", `{}`, "", ""},
 		{"other.thing", `{}`, "", ""},
 		{"event", `7`, "", ""},
+		{"call", `{"x":1},"y":{}`, "", ""}, // not from this relay
 	} {
 		e, ok := toTopicEvent(&kernel.Event{Seq: 5, Tenant: "a", Type: tt.typ, Aggregate: "garden/Bed-1", Payload: []byte(tt.payload), CreatedMS: 7})
 		if ok != (tt.topic != "") || ok && (e.Topic != tt.topic || string(e.Data) != tt.data || e.ID != 5 || e.Tenant != "a" || e.TimeMS != 7) {

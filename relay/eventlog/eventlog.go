@@ -66,7 +66,7 @@ const (
 // Bounds of a Store.
 const (
 	MaxAppend      = 256      // events of one Append
-	maxBatchEvents = 256      // events of one transaction, unless one Append has more
+	maxBatchEvents = 512      // events of one transaction: at most half of followBuffer
 	maxQueuedBytes = 32 << 20 // payload bytes that wait for their transaction
 	ringSize       = 512      // newest events in memory, for followers
 	offerInterval  = 100 * time.Millisecond

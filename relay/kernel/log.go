@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Event is one row of the event log. Events of plugins carry their own domain data;
@@ -74,7 +76,7 @@ func (e *Event) Check() error {
 		return errors.New("kernel: an event's aggregate_id has at most 128 bytes and its tenant 64")
 	case len(e.Payload) > MaxPayload:
 		return fmt.Errorf("kernel: an event's payload has at most %d bytes", MaxPayload)
-	case len(e.Payload) > 0 && (e.Payload[0] != '{' || !json.Valid(e.Payload)):
+	case len(e.Payload) > 0 && (e.Payload[0] != '{' || !jsontext.Value(e.Payload).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))):
 		return errors.New("kernel: an event's payload is a JSON object")
 	}
 	return nil
