@@ -116,10 +116,10 @@ func withPrefix(words []string, prefix string) []string {
 	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, prefix) })
 }
 
-// completionNodes asks the relay of the command's flags and environment for its boards.
-// It makes one request, bounded by completionTimeout, and prints nothing: a relay that does
-// not answer means no candidates.
-func completionNodes(cmd *cobra.Command) []client.Node {
+// completionNodes asks the relay of the command's flags and environment for its boards, or for
+// the one that name means unless it is empty. completionTimeout bounds that, and it prints nothing:
+// a relay that does not answer means no candidates.
+func completionNodes(cmd *cobra.Command, name string) []client.Node {
 	flag := func(name string) string {
 		if f := cmd.Flags().Lookup(name); f != nil {
 			return f.Value.String()
@@ -133,6 +133,12 @@ func completionNodes(cmd *cobra.Command) []client.Node {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
 	defer cancel()
+	if name != "" {
+		if n, err := rc.Node(ctx, name); err == nil {
+			return []client.Node{*n}
+		}
+		return nil
+	}
 	nodes, _ := rc.Nodes(ctx) // none on an error
 	return nodes
 }
@@ -140,7 +146,7 @@ func completionNodes(cmd *cobra.Command) []client.Node {
 func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	var out []string
 	if len(args) == 0 {
-		for _, n := range completionNodes(cmd) {
+		for _, n := range completionNodes(cmd, "") {
 			out = append(out, n.Label()+"\t"+n.State())
 		}
 	}
@@ -158,7 +164,7 @@ func completeNodeTags(cmd *cobra.Command, args []string, word string) ([]string,
 // completeTags completes a tag that some board has, except those given already.
 func completeTags(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
 	var out []string
-	for _, n := range completionNodes(cmd) {
+	for _, n := range completionNodes(cmd, "") {
 		for _, t := range n.Tags {
 			if !slices.Contains(out, t) && !slices.Contains(given, t) {
 				out = append(out, t)
@@ -174,21 +180,17 @@ func completeTools(cmd *cobra.Command, args []string, word string) ([]string, co
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	name, _, verbsWanted := strings.Cut(word, ":")
 	var out []string
-	for _, n := range completionNodes(cmd) {
-		switch {
-		case !verbsWanted:
-			out = append(out, n.Label()+":\t"+n.State())
-		case n.Label() == name, n.NodeID == name:
+	if name, _, ok := strings.Cut(word, ":"); ok {
+		for _, n := range completionNodes(cmd, name) {
 			for _, verb := range n.CallVerbs() {
 				out = append(out, name+":"+verb)
 			}
 		}
+		return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
 	}
-	out = withPrefix(out, word)
-	if verbsWanted {
-		return out, cobra.ShellCompDirectiveNoFileComp
+	for _, n := range completionNodes(cmd, "") {
+		out = append(out, n.Label()+":\t"+n.State())
 	}
-	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }

@@ -86,3 +86,17 @@ func TestCompletionSlow(t *testing.T) {
 		}
 	}
 }
+
+// The verbs of one board do not cost a list of all boards.
+func TestCompletionAsksForOneBoard(t *testing.T) {
+	var asked []string
+	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.URL.RequestURI())
+		_, _ = w.Write([]byte(`{"nodes":[{"node_id":"01hzx9k3m4p7q8r9s0t1v2w3xy","name":"attic","capabilities":[{"cap_id":"echo","kind":"system.echo","verbs":["invoke"]}]}]}`))
+	}))
+	defer relay.Close()
+	t.Setenv("AGENTCTL_RELAY", relay.URL)
+	if got := complete(t, "call", "attic:"); got != "attic:echo" || len(asked) != 1 || !strings.Contains(asked[0], "node=attic") {
+		t.Errorf("got %q after %q", got, asked)
+	}
+}
