@@ -100,56 +100,69 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 	return p.outcome.result, p.outcome.err
 }
 
-// start adds a command to the table and writes it, or lets it wait for a resumed link. It does
-// so under one lock, so that the device gets commands and their cancellation in the table's
-// order.
+// start adds a command to the table and writes it, or lets it wait for a resumed link. It queues
+// the frame under the same lock, so that the device gets commands and their cancellation in the
+// table's order.
 func (n *Node) start(p *pendingCall) error {
 	n.mu.Lock()
-	defer n.mu.Unlock()
-	switch {
-	case n.state == isEnded, n.state == isLost && time.Since(n.lostAt) >= queueTime:
-		return offlineError()
-	case n.state == isLinked && n.isSuspect():
-		return suspectError()
-	case !n.announces(p.tool.Canonical):
-		return withdrawnError()
+	unflushed, err := n.startLocked(p)
+	n.mu.Unlock()
+	if unflushed != nil {
+		unflushed.Flush()
 	}
-	if n.calls.Add(p.id, p.deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, p) != nil {
-		return rateLimited("too many commands wait for this device; retry later", "queue")
-	}
-	if n.state != isLinked {
-		return nil
-	}
-	if err := n.writeLocked(p); err != nil {
-		n.calls.Expire(p.id)
-		return err
-	}
-	return nil
+	return err
 }
 
-// writeLocked writes a command of the table. An error is the caller's: the command was not
-// written and will not be.
-func (n *Node) writeLocked(p *pendingCall) error {
+// startLocked is start without the writing: the caller flushes the session that it returns, unless
+// that is nil.
+func (n *Node) startLocked(p *pendingCall) (unflushed *link.Session, err error) {
+	switch {
+	case n.state == isEnded, n.state == isLost && time.Since(n.lostAt) >= queueTime:
+		return nil, offlineError()
+	case n.state == isLinked && n.isSuspect():
+		return nil, suspectError()
+	case !n.announces(p.tool.Canonical):
+		return nil, withdrawnError()
+	}
+	if n.calls.Add(p.id, p.deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, p) != nil {
+		return nil, rateLimited("too many commands wait for this device; retry later", "queue")
+	}
+	if n.state != isLinked {
+		return nil, nil
+	}
+	if unflushed, err = n.enqueueLocked(p); err != nil {
+		n.calls.Expire(p.id)
+	}
+	return unflushed, err
+}
+
+// enqueueLocked queues a command of the table on the link. An error is the caller's: the command
+// will not be written. unflushed is as in startLocked.
+func (n *Node) enqueueLocked(p *pendingCall) (unflushed *link.Session, err error) {
 	s := n.session.Load()
 	expiry, err := s.Stamp(p.deadline)
 	if err != nil {
-		return expiredError()
+		return nil, expiredError()
 	}
 	traceID := ""
 	if p.opt.Traced {
 		traceID = p.opt.TraceID
 	}
 	frame := link.AppendCmd(make([]byte, 0, len(p.args)+256), p.id, p.tool.Canonical, p.args, 0, traceID, expiry)
-	if s.Send(frame) != nil { // the link is ending
+	first, err := s.Enqueue(frame)
+	if err != nil { // the link is ending
 		if s.V21 {
-			return nil // it stays queued; OnClosed decides what becomes of it
+			return nil, nil // it stays queued; OnClosed decides what becomes of it
 		}
-		return offlineError()
+		return nil, offlineError()
 	}
 	n.calls.MarkSent(p.id)
 	n.hub.commands.Add(1)
 	n.expectAnswer()
-	return nil
+	if first {
+		unflushed = s
+	}
+	return unflushed, nil
 }
 
 // sendCancel tells the device to end a command, or the stream that it opened.

@@ -215,6 +215,7 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 		err error
 	}
 	var ended []failed
+	var flush *link.Session
 	n.mu.Lock()
 	if n.state != isEnded { // superseded in this moment
 		n.state = isLinked
@@ -226,7 +227,11 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 		if !ok {
 			continue
 		}
-		if err := n.writeLocked(p); err != nil {
+		unflushed, err := n.enqueueLocked(p)
+		if unflushed != nil {
+			flush = unflushed
+		}
+		if err != nil {
 			if was, ok := n.calls.Expire(id); ok {
 				if was != link.Queued {
 					err = inDoubtError()
@@ -236,6 +241,9 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 		}
 	}
 	n.mu.Unlock()
+	if flush != nil {
+		flush.Flush()
+	}
 	for _, f := range ended {
 		f.p.finish(callOutcome{err: f.err})
 	}

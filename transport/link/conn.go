@@ -113,19 +113,8 @@ func newDeviceConn(ws *websocket.Conn) *deviceConn {
 // setUserTimeout makes the kernel end a connection whose peer is dead, in addition to
 // IdleTimeout.
 func setUserTimeout(c net.Conn) {
-	if s := netpoll.NewSocket(lowest(c)); s != nil {
+	if s := netpoll.NewSocket(netpoll.Lowest(c)); s != nil {
 		s.SetUserTimeout(tcpUserTimeout)
-	}
-}
-
-// lowest finds the connection below TLS and the wrappers of listeners.
-func lowest(c net.Conn) net.Conn {
-	for {
-		wrapper, ok := c.(interface{ NetConn() net.Conn })
-		if !ok {
-			return c
-		}
-		c = wrapper.NetConn()
 	}
 }
 

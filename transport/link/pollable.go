@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"crypto/tls"
 	"errors"
 	"net"
@@ -22,8 +23,12 @@ type pollable interface {
 	// onReadable is called in the reading goroutine after each event; peerClosed is
 	// whether the event said that the peer has closed.
 	onReadable(peerClosed bool)
-	// tryPing pings without blocking; written is false when that was not possible.
-	tryPing(payload []byte) (written bool, err error)
+	// tryPing pings without blocking; written is false when that was not possible. whole is false
+	// when writeRest has to write the rest of it.
+	tryPing(payload []byte) (written, whole bool, err error)
+	// tryWrite is Write without blocking, in the same way.
+	tryWrite(msg []byte) (written, whole bool, err error)
+	writeRest() error
 }
 
 var _ pollable = (*relayConn)(nil)
@@ -37,11 +42,11 @@ func (c *relayConn) socket() *netpoll.Socket {
 			return nil
 		}
 	}
-	return netpoll.NewSocket(lowest(c.conn))
+	return netpoll.NewSocket(netpoll.Lowest(c.conn))
 }
 
 func (c *relayConn) setNonblocking() {
-	c.poll = netpoll.NewReader(lowest(c.conn))
+	c.poll = netpoll.NewReader(netpoll.Lowest(c.conn))
 	if t, isTLS := c.conn.(*tls.Conn); isTLS {
 		t.NetConn().(nonblockingReader).ReadNonblocking(c.poll)
 	}
@@ -49,35 +54,68 @@ func (c *relayConn) setNonblocking() {
 
 func (c *relayConn) onReadable(peerClosed bool) { c.poll.OnReadable(peerClosed) }
 
-// tryPing writes to the socket directly, because net.Conn has no write that does not
-// block. Through TLS it writes as usual, but only when the send buffer is empty: a frame
-// this small does not block then.
-func (c *relayConn) tryPing(payload []byte) (written bool, err error) {
+func (c *relayConn) tryPing(payload []byte) (written, whole bool, err error) {
+	return c.tryFrame(opPing, payload)
+}
+
+func (c *relayConn) tryWrite(msg []byte) (written, whole bool, err error) {
+	return c.tryFrame(opText, msg)
+}
+
+// maxTLSFrame is the size of a payload that an empty send buffer takes, with what TLS adds, in bytes.
+const maxTLSFrame = 8 << 10
+
+// tryFrame writes a frame to the socket directly, because net.Conn has no write that does not
+// block. What the socket does not take of a frame that it has begun is kept in unsent. Through TLS
+// it writes as usual, but only when the send buffer is empty: a frame of maxTLSFrame does not block
+// then.
+func (c *relayConn) tryFrame(op byte, payload []byte) (written, whole bool, err error) {
 	if !c.writeMu.TryLock() { // for instance, a pong blocks because the peer reads nothing
-		return false, nil
+		return false, true, nil
 	}
 	defer c.writeMu.Unlock()
+	if c.closeSent || c.closing.Load() {
+		return false, true, net.ErrClosed
+	}
 	if _, isTLS := c.conn.(*tls.Conn); isTLS {
+		if len(payload) > maxTLSFrame {
+			return false, true, nil
+		}
 		if n, err := c.poll.Socket().Unacked(); n != 0 || err != nil {
-			return false, err
+			return false, true, err
 		}
 		if err := c.prepareWriteLocked(time.Time{}); err != nil {
-			return false, err
+			return false, true, err
 		}
-		return true, c.writeLocked(opPing, payload)
+		return true, true, c.writeLocked(op, payload)
 	}
-	if c.closeSent || c.closing.Load() {
-		return false, net.ErrClosed
+	if len(c.unsent) > 0 {
+		return false, true, nil
 	}
 	bp := frameBuffers.Get().(*[]byte)
-	frame := append(append(*bp, finBit|opPing, byte(len(payload))), payload...)
-	defer func() { recycle(&frameBuffers, bp, frame) }()
-	n, err := c.poll.Socket().Write(frame)
+	b := appendFrame(*bp, op, payload)
+	defer func() { recycle(&frameBuffers, bp, b) }()
+	n, err := c.poll.Socket().Write(b)
 	if errors.Is(err, os.ErrDeadlineExceeded) { // the deadline of an earlier write; Ping removes it
-		return false, nil
+		return false, true, nil
 	}
-	if n > 0 && n < len(frame) { // a part of it: the rest must be written before anything else
-		_, err = c.conn.Write(frame[n:])
+	if n > 0 && n < len(b) {
+		c.unsent = bytes.Clone(b[n:])
 	}
-	return n > 0, err
+	return n > 0, len(c.unsent) == 0, err
+}
+
+// writeRest writes unsent, within writeTimeout.
+func (c *relayConn) writeRest() error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if len(c.unsent) == 0 {
+		return nil
+	}
+	if err := c.prepareWriteLocked(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	err := c.writeUnsentLocked()
+	_ = c.conn.SetWriteDeadline(time.Time{})
+	return err
 }

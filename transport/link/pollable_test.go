@@ -46,10 +46,12 @@ type slowPingConn struct {
 func (c *slowPingConn) socket() *netpoll.Socket { return nil }
 func (c *slowPingConn) setNonblocking()         {}
 func (c *slowPingConn) onReadable(bool)         {}
-func (c *slowPingConn) tryPing([]byte) (bool, error) {
+func (c *slowPingConn) tryPing([]byte) (bool, bool, error) {
 	c.duringPing()
-	return true, nil
+	return true, true, nil
 }
+func (c *slowPingConn) tryWrite([]byte) (bool, bool, error) { return false, true, nil }
+func (c *slowPingConn) writeRest() error                    { return nil }
 
 // TestCloseWhilePinging: a link that ends while CheckLiveness pings it gets no writer,
 // because shutdown has already waited for the session's goroutines.

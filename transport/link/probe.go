@@ -26,7 +26,11 @@ func (s *Session) Probe(ctx context.Context) error {
 	if p == nil {
 		p = &probe{done: make(chan struct{})}
 		s.probe = p
-		if err := s.sendLocked(nil); err != nil {
+		first, err := s.enqueueLocked(nil)
+		if first {
+			s.startWriter()
+		}
+		if err != nil {
 			s.mu.Unlock()
 			return err
 		}

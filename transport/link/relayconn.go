@@ -84,6 +84,7 @@ type relayConn struct {
 	writeMu        sync.Mutex  // one frame at a time; protects the fields below
 	closeSent      bool        // a close frame was written
 	closeInitiated bool        // and it did not answer the peer's
+	unsent         []byte      // the rest of a frame that tryFrame has begun
 }
 
 var _ Conn = (*relayConn)(nil)
@@ -382,10 +383,32 @@ func (c *relayConn) prepareWriteLocked(deadline time.Time) error {
 	return nil
 }
 
-// writeLocked writes one unmasked frame with one call.
+// writeLocked writes one unmasked frame with one call, after what tryFrame has left.
 func (c *relayConn) writeLocked(op byte, payload []byte) error {
+	if err := c.writeUnsentLocked(); err != nil {
+		return err
+	}
 	bp := frameBuffers.Get().(*[]byte)
-	b := append(*bp, finBit|op)
+	b := appendFrame(*bp, op, payload)
+	_, err := c.conn.Write(b)
+	recycle(&frameBuffers, bp, b)
+	return err
+}
+
+func (c *relayConn) writeUnsentLocked() error {
+	if len(c.unsent) == 0 {
+		return nil
+	}
+	n, err := c.conn.Write(c.unsent)
+	if c.unsent = c.unsent[n:]; err == nil {
+		c.unsent = nil
+	}
+	return err
+}
+
+// appendFrame appends an unmasked frame (RFC 6455 §5.2).
+func appendFrame(b []byte, op byte, payload []byte) []byte {
+	b = append(b, finBit|op)
 	switch n := len(payload); {
 	case n <= maxControlPayload:
 		b = append(b, byte(n))
@@ -394,10 +417,7 @@ func (c *relayConn) writeLocked(op byte, payload []byte) error {
 	default:
 		b = binary.BigEndian.AppendUint64(append(b, 127), uint64(n))
 	}
-	b = append(b, payload...)
-	_, err := c.conn.Write(b)
-	recycle(&frameBuffers, bp, b)
-	return err
+	return append(b, payload...)
 }
 
 // Write writes one text message as a single frame, within writeTimeout.
@@ -430,7 +450,7 @@ func (c *relayConn) Close(code int, reason string) error {
 		c.closing.Store(true)
 		_ = c.conn.SetWriteDeadline(time.Now().Add(closeTimeout)) // ends a write that holds writeMu
 		if c.writeClose(code, reason, true) {
-			linger(c.conn, lowest(c.conn)) // below TLS: the input is discarded undecrypted
+			linger(c.conn, netpoll.Lowest(c.conn)) // below TLS: the input is discarded undecrypted
 		}
 		err = c.conn.Close()
 	})

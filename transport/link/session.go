@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -251,26 +252,72 @@ func (s *Session) onPing(ping bool, payload []byte) {
 func (s *Session) Send(frame []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sendLocked(frame)
+	first, err := s.enqueueLocked(frame)
+	if first {
+		s.startWriter()
+	}
+	return err
 }
 
-func (s *Session) sendLocked(frame []byte) error {
+// Enqueue is Send without writing. first reports that nobody writes: the caller calls Flush once
+// it has released its locks.
+func (s *Session) Enqueue(frame []byte) (first bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.enqueueLocked(frame)
+}
+
+// Flush writes queued frames in the caller's goroutine as long as that does not block, and leaves
+// the rest to a writer.
+func (s *Session) Flush() {
+	c, ok := s.conn.(pollable)
+	for ok = ok && s.readerState.Load()&polled != 0; ok; {
+		frame, more := s.nextFrame()
+		if !more {
+			return
+		}
+		written, whole, err := false, true, error(nil)
+		if frame != nil { // a ping has the time at which it is written: drainQueue makes it
+			written, whole, err = c.tryWrite(frame)
+		}
+		if err != nil {
+			s.Close(CloseGoingAway, "gone")
+		} else if !written {
+			s.mu.Lock()
+			s.queue = slices.Insert(s.queue, s.head, frame)
+			s.mu.Unlock()
+		}
+		ok = written && whole
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.continueLocked()
+}
+
+// continueLocked starts a writer in place of a goroutine that has written itself. After the close
+// it does not: shutdown may have waited for the session's goroutines already.
+func (s *Session) continueLocked() {
+	if s.writing = s.closeCode == 0; s.writing {
+		s.startWriter()
+	}
+}
+
+// enqueueLocked adds a frame to the queue. first reports that the caller has to see to its writing.
+func (s *Session) enqueueLocked(frame []byte) (first bool, err error) {
 	if s.closeCode != 0 {
-		return net.ErrClosed
+		return false, net.ErrClosed
 	}
 	if len(s.queue)-s.head >= maxQueuedFrames {
 		s.closeLocked(CloseTooLarge, "backpressure")
-		return errBackpressure
+		return false, errBackpressure
 	}
 	if s.head > 0 && len(s.queue) == cap(s.queue) { // reuse the room in front of head
 		s.queue, s.head = append(s.queue[:0], s.queue[s.head:]...), 0
 	}
 	s.queue = append(s.queue, frame)
-	if !s.writing {
-		s.writing = true
-		s.startWriter()
-	}
-	return nil
+	first = !s.writing
+	s.writing = true
+	return first, nil
 }
 
 // startWriter starts a writer; writing was set by the caller.
@@ -282,27 +329,41 @@ func (s *Session) startWriter() {
 // maxIdleQueue is the largest capacity of the queue that an idle session keeps.
 const maxIdleQueue = 4
 
+// nextFrame takes the next frame out of the queue for whoever writes; nil is a ping. more is
+// false, and nobody writes any longer, when there is none or the link is closed.
+func (s *Session) nextFrame() (frame []byte, more bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head == len(s.queue) || s.closeCode != 0 {
+		if s.queue, s.head = s.queue[:0], 0; cap(s.queue) > maxIdleQueue {
+			s.queue = nil
+		}
+		s.writing = false
+		return nil, false
+	}
+	frame = s.queue[s.head]
+	s.queue[s.head] = nil
+	s.head++
+	return frame, true
+}
+
 // drainQueue writes queued frames until there are none, or the link is closed.
 func (s *Session) drainQueue() {
 	defer s.wg.Done()
+	if c, ok := s.conn.(pollable); ok && c.writeRest() != nil {
+		s.Close(CloseGoingAway, "gone")
+	}
 	for {
-		s.mu.Lock()
-		if s.head == len(s.queue) || s.closeCode != 0 {
-			if s.queue, s.head = s.queue[:0], 0; cap(s.queue) > maxIdleQueue {
-				s.queue = nil
-			}
-			s.writing = false
-			s.mu.Unlock()
+		frame, more := s.nextFrame()
+		if !more {
 			return
 		}
-		frame := s.queue[s.head]
-		s.queue[s.head] = nil
-		s.head++
 		var payload []byte
 		if frame == nil {
+			s.mu.Lock()
 			payload = s.appendPingLocked(nil, true)
+			s.mu.Unlock()
 		}
-		s.mu.Unlock()
 		var err error
 		if frame == nil {
 			err = s.conn.Ping(payload)
@@ -369,16 +430,14 @@ func (s *Session) tryPing(c pollable) bool {
 	if !free {
 		return false
 	}
-	written, err := c.tryPing(payload)
+	written, whole, err := c.tryPing(payload)
 	if err != nil {
 		s.Close(CloseGoingAway, "gone")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Frames that were queued in the meantime need a writer; but not after the close, when
-	// shutdown may have waited for the session's goroutines already.
-	if s.writing = len(s.queue) > s.head && s.closeCode == 0; s.writing {
-		s.startWriter()
+	if s.writing = false; len(s.queue) > s.head || !whole {
+		s.continueLocked()
 	}
 	return written || err != nil
 }

@@ -4,6 +4,8 @@ import (
 	"net"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/transport/netpoll"
 )
 
 func hasUserTimeout(c Conn) bool {
@@ -14,7 +16,7 @@ func hasUserTimeout(c Conn) bool {
 	case *relayConn:
 		nc = c.conn
 	}
-	tcp, ok := lowest(nc).(*net.TCPConn)
+	tcp, ok := netpoll.Lowest(nc).(*net.TCPConn)
 	if !ok {
 		return false
 	}

@@ -36,3 +36,14 @@ type wouldBlock struct{}
 func (wouldBlock) Error() string   { return "netpoll: nothing to read" }
 func (wouldBlock) Timeout() bool   { return true }
 func (wouldBlock) Temporary() bool { return true }
+
+// Lowest finds the connection below TLS and the wrappers of listeners.
+func Lowest(c net.Conn) net.Conn {
+	for {
+		wrapper, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = wrapper.NetConn()
+	}
+}
