@@ -358,6 +358,7 @@ func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metrics
 	// net/http writes errors of single connections here: failed TLS handshakes, panics.
 	errorLog := zap.NewStdLog(r.log.Named("http"))
 	srv = edge.NewServer(r.routes(), errorLog)
+	srv.Direct = answersInPlace
 	if r.listener != nil {
 		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
 		if r.tls != nil {

@@ -42,10 +42,10 @@ func NewServer(h http.Handler, errorLog *log.Logger) *Server {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          errorLog,
 		Protocols:         new(http.Protocols),
-		ConnContext:       WithConn,
+		ConnContext:       connContext,
 	}
 	s.Protocols.SetHTTP1(true)
-	return &Server{s}
+	return &Server{Server: s, direct: directConns{conns: make(map[uint64]*directConn), draining: make(chan struct{})}}
 }
 
 // IsLoopback reports whether a host name without a port is localhost, in upper or lower case,

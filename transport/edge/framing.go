@@ -2,18 +2,44 @@ package edge
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"sync"
 )
 
-// Server is an http.Server whose listeners refuse requests of ambiguous length.
-type Server struct{ *http.Server }
+// Server is an http.Server whose listeners refuse requests of ambiguous length, and which serves
+// plain requests itself if Direct takes them.
+type Server struct {
+	*http.Server
+	// Direct reports whether a request may be served without net/http, see directConn. Its handler
+	// must not hijack the connection. It is set before Serve; nil: none may.
+	Direct func(r *http.Request) bool
+
+	direct directConns
+}
 
 // Serve is http.Server.Serve.
-func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(framingListener{ln}) }
+func (s *Server) Serve(ln net.Listener) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	if s.Direct != nil && s.direct.open() {
+		wg.Go(func() { s.direct.run(ctx) })
+	}
+	err := s.Server.Serve(framingListener{ln, s})
+	cancel()
+	wg.Wait()
+	return err
+}
+
+// Shutdown is http.Server.Shutdown.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.direct.drain(ctx)
+	return s.Server.Shutdown(ctx)
+}
 
 // A request with both Content-Length and Transfer-Encoding has two lengths. A proxy that believes
 // the one and a server that believes the other disagree where the next request begins, so that a
@@ -21,7 +47,10 @@ func (s *Server) Serve(ln net.Listener) error { return s.Server.Serve(framingLis
 // Content-Length without a word before a handler sees the request. framingConn therefore reads
 // along and spoils the second of the two header lines: net/http then answers 400 and closes the
 // connection, after it has answered the requests before.
-type framingListener struct{ net.Listener }
+type framingListener struct {
+	net.Listener
+	server *Server
+}
 
 // Accept waits for the next connection.
 func (l framingListener) Accept() (net.Conn, error) {
@@ -29,7 +58,7 @@ func (l framingListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &framingConn{Conn: c}, nil
+	return &directConn{framingConn: framingConn{Conn: c}, server: l.server, handedOver: l.server.Direct == nil}, nil
 }
 
 // The names of the two header lines, in lower case, and the bits in framingConn.seen.

@@ -183,8 +183,5 @@ func ParseTraceparent(tp string) (id string, ok bool) {
 	if strings.Trim(id, "0") == "" || strings.Trim(parent, "0") == "" {
 		return "", false
 	}
-	if len(tp) > length {
-		id = strings.Clone(id) // queues keep the id, and would keep a long header with it
-	}
-	return id, true
+	return strings.Clone(id), true // queues keep the id, and would keep the whole request with it
 }

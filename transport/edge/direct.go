@@ -1,0 +1,397 @@
+package edge
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"agentctl/transport/netpoll"
+)
+
+// A small request costs net/http as much as everything that the relay does with it: a goroutine
+// that waits for the client to leave, four deadlines, two buffers. directConn serves the plain
+// requests of a connection without it, through the same handler:
+//
+//	net/http reads ── a request that parseDirect and Server.Direct take ──> Handler, one write
+//	               └─ anything else: net/http gets the bytes, and the connection, for good
+//
+// net/http still owns the connection. It accepts and closes it, recovers panics, and waits in the
+// Read below while requests are served.
+type directConn struct {
+	framingConn
+	server     *Server
+	ctx        context.Context // of ConnContext
+	remoteAddr string
+	handedOver bool // net/http serves the connection
+
+	// Set by the first direct request.
+	key    uint64
+	cancel context.CancelFunc // of ctx: the client has left
+
+	deadline time.Time // of the reads to come; zero: not set here
+}
+
+const (
+	// restTimeout is how long the rest of a direct request may take that did not arrive whole. Some
+	// clients write head and body separately.
+	restTimeout = 100 * time.Millisecond
+	// idleSlack is how much less than idleTimeout a connection may get, so that a busy one sets its
+	// deadline once in idleSlack and not for each request.
+	idleSlack = 10 * time.Second
+)
+
+// Read serves direct requests. It returns when net/http has something to do.
+func (c *directConn) Read(b []byte) (int, error) {
+	if c.handedOver {
+		return c.framingConn.Read(b)
+	}
+	c.handedOver = true
+	defer c.stop() // also after a panic, which net/http logs
+	n, err := c.serveDirect(b)
+	if c.cancel != nil && err == nil {
+		err = c.SetReadDeadline(time.Now().Add(headerTimeout)) // as after the accept
+	}
+	c.scan(b[:n])
+	if err != nil {
+		c.explainTLS(err)
+	}
+	return n, err
+}
+
+// serveDirect serves the direct requests that come first. b[:n] are the bytes after them.
+func (c *directConn) serveDirect(b []byte) (n int, err error) {
+	for {
+		if c.cancel != nil && n == 0 {
+			if err := c.awaitRequest(); err != nil {
+				return 0, err
+			}
+		}
+		if n == 0 {
+			if n, err = c.Conn.Read(b); err != nil {
+				return n, err
+			}
+		}
+		r, size := parseDirect(b[:n])
+		if r == nil && size > 0 { // a part of a request
+			if n, err = c.readRest(b, n); err != nil {
+				return n, err
+			}
+			r, size = parseDirect(b[:n])
+		}
+		if r == nil {
+			return n, nil
+		}
+		r.RemoteAddr = c.remote()
+		if !c.server.Direct(r) || !c.start() {
+			return n, nil
+		}
+		if !c.serveOne(r) {
+			return 0, io.EOF // net/http closes
+		}
+		n = copy(b, b[size:n])
+	}
+}
+
+// start makes the connection one of the server's direct ones, and reports whether it is. It is
+// watched from then on: a client that leaves cancels its request.
+func (c *directConn) start() bool {
+	if c.cancel != nil {
+		return true
+	}
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.ctx, c.cancel = ctx, cancel
+	if c.server.direct.add(c) {
+		return true
+	}
+	cancel()
+	c.cancel = nil
+	return false
+}
+
+// stop ends what start has begun.
+func (c *directConn) stop() {
+	if c.cancel != nil {
+		c.cancel()
+		c.server.direct.remove(c.key)
+	}
+}
+
+// awaitRequest bounds the wait for the next request. It fails when the server stops.
+func (c *directConn) awaitRequest() error {
+	if now := time.Now(); c.deadline.Sub(now) < idleTimeout-idleSlack {
+		c.deadline = now.Add(idleTimeout)
+		if err := c.SetReadDeadline(c.deadline); err != nil {
+			return err
+		}
+	}
+	if c.server.direct.isDraining() { // after the deadline, which drain overwrites
+		return io.EOF
+	}
+	return nil
+}
+
+// readRest reads until b begins with a whole request or something else than a direct one, for
+// restTimeout at most.
+func (c *directConn) readRest(b []byte, n int) (int, error) {
+	c.deadline = time.Time{}
+	if err := c.SetReadDeadline(time.Now().Add(restTimeout)); err != nil {
+		return 0, err
+	}
+	for n < len(b) {
+		m, err := c.Conn.Read(b[n:])
+		n += m
+		if ne, ok := err.(net.Error); ok && ne.Timeout() {
+			break
+		} else if err != nil {
+			return 0, err
+		}
+		if r, size := parseDirect(b[:n]); r != nil || size == 0 {
+			return n, nil
+		}
+	}
+	return n, c.SetReadDeadline(time.Now().Add(headerTimeout))
+}
+
+// serveOne answers one request, and reports whether the connection may serve another one.
+func (c *directConn) serveOne(r *http.Request) (reuse bool) {
+	ctx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	w := &directWriter{conn: c, header: make(http.Header, 8), directBuffer: directBuffers.Get().(*directBuffer), declared: -1}
+	c.server.Handler.ServeHTTP(w, r.WithContext(ctx))
+	return w.finish()
+}
+
+// remote is http.Request.RemoteAddr.
+func (c *directConn) remote() string {
+	if c.remoteAddr == "" {
+		c.remoteAddr = c.RemoteAddr().String()
+	}
+	return c.remoteAddr
+}
+
+// directConns are the connections of a server that direct requests have come on.
+type directConns struct {
+	mu       sync.Mutex // protects the fields below
+	ep       *netpoll.Epoll
+	conns    map[uint64]*directConn
+	lastKey  uint64 // keys are not reused: an event may be reported after the connection has ended
+	draining chan struct{}
+	isEmpty  chan struct{} // closed when the last connection has ended; made by drain
+}
+
+// connContext is http.Server.ConnContext.
+func connContext(ctx context.Context, nc net.Conn) context.Context {
+	ctx = WithConn(ctx, nc)
+	if c, ok := nc.(*directConn); ok {
+		c.ctx = ctx
+	}
+	return ctx
+}
+
+// open reports whether connections can be watched; run must be called then.
+func (d *directConns) open() bool {
+	ep, err := netpoll.New()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err == nil {
+		d.ep = ep
+	}
+	return err == nil
+}
+
+// run watches the connections until ctx ends.
+func (d *directConns) run(ctx context.Context) {
+	_ = d.ep.Run(ctx, func(key uint64, ev netpoll.Events) {
+		if ev&netpoll.PeerClosed == 0 {
+			return
+		}
+		d.mu.Lock()
+		c := d.conns[key]
+		d.mu.Unlock()
+		if c != nil {
+			c.cancel()
+		}
+	})
+}
+
+// add reports false for a connection that cannot be watched, and when the server stops.
+func (d *directConns) add(c *directConn) bool {
+	sock := netpoll.NewSocket(netpoll.Lowest(c.Conn))
+	if sock == nil {
+		return false
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ep == nil || d.isDraining() {
+		return false
+	}
+	d.lastKey++
+	if d.ep.Add(sock, d.lastKey, 0) != nil {
+		return false
+	}
+	c.key = d.lastKey
+	d.conns[c.key] = c
+	return true
+}
+
+func (d *directConns) remove(key uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.conns, key)
+	if len(d.conns) == 0 && d.isEmpty != nil {
+		close(d.isEmpty)
+		d.isEmpty = nil
+	}
+}
+
+// isDraining reports whether drain was called.
+func (d *directConns) isDraining() bool {
+	select {
+	case <-d.draining:
+		return true
+	default:
+		return false
+	}
+}
+
+// drain lets the requests in progress finish, and waits until their connections have ended or ctx
+// ends.
+func (d *directConns) drain(ctx context.Context) {
+	d.mu.Lock()
+	if !d.isDraining() {
+		close(d.draining)
+	}
+	for _, c := range d.conns {
+		_ = c.SetReadDeadline(time.Unix(1, 0)) // ends the wait for the next request
+	}
+	var empty chan struct{}
+	if len(d.conns) > 0 {
+		if d.isEmpty == nil {
+			d.isEmpty = make(chan struct{})
+		}
+		empty = d.isEmpty
+	}
+	d.mu.Unlock()
+	if empty != nil {
+		select {
+		case <-empty:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// parseDirect parses the request at the start of b: a POST of HTTP/1.1 with a Content-Length and
+// nothing that needs net/http, in a strict form of which FuzzDirect checks that net/http reads it the
+// same. size is the length of the request; r is nil if it has not arrived whole. size is 0 for
+// everything else.
+func parseDirect(b []byte) (r *http.Request, size int) {
+	const method, version, end = "POST ", " HTTP/1.1", "\r\n\r\n"
+	if !strings.HasPrefix(string(b[:min(len(b), len(method))]), method[:min(len(b), len(method))]) {
+		return nil, 0
+	}
+	text := string(b)
+	head, _, found := strings.Cut(text, end)
+	if !found {
+		return nil, len(b) + 1
+	}
+	line, rest, _ := strings.Cut(head, "\r\n")
+	path, ok := strings.CutSuffix(line[len(method):], version)
+	if !ok || path == "" || path[0] != '/' || !consistsOf(path, pathByte) {
+		return nil, 0
+	}
+	h := make(http.Header, 8)
+	values := make([]string, 0, 8) // one allocation for most
+	length, host := 0, ""
+	for more := rest != ""; more; {
+		line, rest, more = strings.Cut(rest, "\r\n")
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || name == "" || !consistsOf(name, tokenByte) || !consistsOf(value, valueByte) {
+			return nil, 0
+		}
+		value = strings.Trim(value, " \t")
+		switch name = http.CanonicalHeaderKey(name); name {
+		case "Host":
+			if host != "" || value == "" || !consistsOf(value, hostByte) {
+				return nil, 0
+			}
+			host = value
+			continue // as net/http
+		case "Content-Length":
+			if length, ok = parseLength(value); !ok || h[name] != nil {
+				return nil, 0
+			}
+		case "Connection":
+			if !strings.EqualFold(value, "keep-alive") {
+				return nil, 0
+			}
+		case "Transfer-Encoding", "Trailer", "Te", "Expect", "Upgrade", "Pragma":
+			return nil, 0
+		}
+		values = append(values, value)
+		if h[name] == nil {
+			h[name] = values[len(values)-1 : len(values) : len(values)]
+		} else {
+			h[name] = append(h[name], value)
+		}
+	}
+	if host == "" || length == 0 {
+		return nil, 0
+	}
+	bodyAt := len(head) + len(end)
+	if size = bodyAt + length; size > len(b) {
+		return nil, size
+	}
+	return &http.Request{
+		Method: http.MethodPost, URL: &url.URL{Path: path}, RequestURI: path, Proto: version[1:], ProtoMajor: 1, ProtoMinor: 1,
+		Header: h, Host: host, ContentLength: int64(length), Body: io.NopCloser(strings.NewReader(text[bodyAt:size])),
+	}, size
+}
+
+// parseLength parses the length of a body that fits the buffer of a direct request.
+func parseLength(s string) (n int, ok bool) {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = n*10 + int(s[i]-'0')
+	}
+	return n, len(s) >= 1 && len(s) <= 4
+}
+
+// Classes of bytes in a direct request.
+const (
+	tokenByte = 1 << iota // of a header's name (RFC 9110 §5.6.2)
+	valueByte             // of a header's value: printable ASCII, space and tab
+	pathByte              // of a path that needs no decoding
+	hostByte              // of a host with a port
+)
+
+var byteClasses = func() (t [256]uint8) {
+	for ch := range t {
+		isAlnum := ch >= '0' && ch <= '9' || ch >= 'A' && ch <= 'Z' || ch >= 'a' && ch <= 'z'
+		for class, others := range map[uint8]string{tokenByte: "!#$%&'*+-.^_`|~", pathByte: "/-._", hostByte: "-._:[]"} {
+			if isAlnum || strings.IndexByte(others, byte(ch)) >= 0 {
+				t[ch] |= class
+			}
+		}
+		if ch >= ' ' && ch <= '~' || ch == '\t' {
+			t[ch] |= valueByte
+		}
+	}
+	return t
+}()
+
+// consistsOf reports whether all bytes of s are of a class.
+func consistsOf(s string, class uint8) bool {
+	for i := range len(s) {
+		if byteClasses[s[i]]&class == 0 {
+			return false
+		}
+	}
+	return true
+}
