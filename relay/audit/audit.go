@@ -102,6 +102,7 @@ type Log struct {
 	queue    queue
 	refusals refusals
 	wake     chan struct{} // capacity 1: the writer has something to do at once
+	queued   chan struct{} // capacity 1: the queue is no longer empty
 
 	// The writer's files are used by the goroutine that holds ioMu. Nothing else waits for it.
 	ioMu   sync.Mutex
@@ -128,7 +129,7 @@ func Open(o Options) (*Log, error) {
 	if o.MaxBytes < MinBytes {
 		return nil, fmt.Errorf("audit: at least %d bytes", MinBytes)
 	}
-	l := &Log{opt: o, wake: make(chan struct{}, 1)}
+	l := &Log{opt: o, wake: make(chan struct{}, 1), queued: make(chan struct{}, 1)}
 	l.writer = writer{
 		log:       l,
 		decisions: newRotatingFile(filepath.Join(o.Dir, FileName), o.MaxBytes, o.MaxAge, o.Watch),
@@ -155,12 +156,14 @@ func (l *Log) Write(r *kernel.Record) {
 		l.refusals.add(r)
 		return
 	}
-	reason, wake := l.queue.add(r)
-	if reason != noLoss {
+	reason, queued := l.queue.add(r)
+	switch {
+	case reason != noLoss:
 		l.losses.add(reason, classOf(r), 1)
-	}
-	if wake {
-		l.wakeWriter()
+	case queued%wakeAt == 0:
+		signal(l.wake)
+	case queued == 1:
+		signal(l.queued)
 	}
 }
 
@@ -173,7 +176,7 @@ func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 		l.loseCommit(lostFull, r)
 		return storageError(err)
 	}
-	l.wakeWriter()
+	signal(l.wake)
 	op := l.opt.Watch.Begin("commit") // may be slow although none of its operations is
 	defer op.End(nil)                 // which show what fails
 	timer := time.NewTimer(commitTimeout)
@@ -225,7 +228,7 @@ func (l *Log) probe(ctx context.Context) error {
 	if err := l.queue.addCommit(c); err != nil {
 		return nil // others will find out
 	}
-	l.wakeWriter()
+	signal(l.wake)
 	select {
 	case err := <-c.done:
 		return err
@@ -235,9 +238,10 @@ func (l *Log) probe(ctx context.Context) error {
 	}
 }
 
-func (l *Log) wakeWriter() {
+// signal puts a token into a channel of capacity 1.
+func signal(c chan struct{}) {
 	select {
-	case l.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -309,7 +313,7 @@ func (l *Log) Close() error {
 		defer close(ended)
 		l.ioMu.Lock()
 		defer l.ioMu.Unlock()
-		l.writer.pass(true)
+		l.writer.pass(true, true)
 		l.writer.giveUp()
 		failed = errors.Join(l.writer.decisions.close(), l.writer.refusals.close())
 	}()
@@ -323,7 +327,7 @@ func (l *Log) Close() error {
 func (l *Log) Flush() {
 	l.ioMu.Lock()
 	defer l.ioMu.Unlock()
-	l.writer.pass(true)
+	l.writer.pass(true, true)
 }
 
 // Stats are counters since the start.

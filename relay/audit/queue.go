@@ -62,8 +62,15 @@ type queue struct {
 
 type identity struct{ tenant, actor string }
 
-// add appends a record, or says why it is lost. wake reports that the writer should not wait.
-func (q *queue) add(r *kernel.Record) (reason lossReason, wake bool) {
+// len returns the number of records that are queued.
+func (q *queue) len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.entries)
+}
+
+// add appends a record and returns how many are queued, or says why it is lost.
+func (q *queue) add(r *kernel.Record) (reason lossReason, queued int) {
 	now := time.Now().UnixNano()
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -73,10 +80,10 @@ func (q *queue) add(r *kernel.Record) (reason lossReason, wake bool) {
 	if reason = q.admitLocked(r, cost); reason != noLoss {
 		*e = entry{}
 		q.entries = q.entries[:len(q.entries)-1]
-		return reason, false
+		return reason, 0
 	}
 	q.used += cost
-	return noLoss, len(q.entries)%wakeAt == 0
+	return noLoss, len(q.entries)
 }
 
 // admitLocked decides whether a record may enter, and counts it.

@@ -20,31 +20,42 @@ type writer struct {
 	batch     []entry // taken from the queue
 	next      int     // index of the first that is not formatted
 	lastTaken time.Time
-	lastSync  time.Time
 	lastPrune time.Time
 	failing   bool // the last pass failed, which was logged
 }
 
-// runWriter makes passes until stop is closed, and one more then.
+// runWriter makes passes until stop is closed, and one more then: writeInterval after a record
+// was queued, and each syncInterval. An idle log so wakes the process rarely.
 func (l *Log) runWriter(stop <-chan struct{}) {
-	tick := time.NewTicker(writeInterval)
+	tick := time.NewTicker(syncInterval)
 	defer tick.Stop()
+	soon := time.NewTimer(writeInterval)
+	defer soon.Stop()
 	for running := true; running; {
+		sync := false
 		select {
 		case <-stop:
 			running = false
+		case <-l.queued:
+			soon.Reset(writeInterval)
+			continue
 		case <-tick.C:
+			sync = true
+		case <-soon.C:
 		case <-l.wake:
 		}
 		l.ioMu.Lock()
-		l.writer.pass(!running)
+		l.writer.pass(sync, !running)
+		if l.writer.failing || l.queue.len() > 0 {
+			soon.Reset(writeInterval)
+		}
 		l.ioMu.Unlock()
 	}
 }
 
-// pass writes what is queued: records, then commits, and refusals once a minute. final makes it
-// write and sync everything that the disk takes.
-func (w *writer) pass(final bool) {
+// pass writes what is queued: records, then commits, and refusals once a minute. sync makes it
+// sync what is written, final makes it write and sync everything that the disk takes.
+func (w *writer) pass(sync, final bool) {
 	now := time.Now()
 	var commits []*commit
 	if w.next == len(w.batch) {
@@ -63,8 +74,7 @@ func (w *writer) pass(final bool) {
 	if e := w.flush(w.refusals); err == nil {
 		err = e
 	}
-	if final || now.Sub(w.lastSync) >= syncInterval {
-		w.lastSync = now
+	if sync || final {
 		for _, f := range []*rotatingFile{w.decisions, w.refusals} {
 			if e := f.sync(); err == nil {
 				err = e

@@ -17,6 +17,10 @@ const (
 	retryInterval  = 50 * time.Millisecond // between writes to a blocked connection that is not polled
 )
 
+// sweepSlack is how early a sweep may run in a round that has another reason: with an event a
+// second, no timer wakes the shard.
+const sweepSlack = activeInterval / 4
+
 // timerSlack is how early a stream's Check may be due. A stream with events at a steady interval
 // then moves it rarely and is never woken by it.
 const timerSlack = 2 * time.Second
@@ -177,9 +181,10 @@ func (s *Shard) step() {
 	s.scratch = closed
 	now := time.Now()
 	s.checkDue(now)
-	if !s.sweepAt.After(now) {
-		s.sweep(now)
+	if s.retries > 0 && s.sweepAt.After(now) || s.sweepAt.After(now.Add(sweepSlack)) {
+		return
 	}
+	s.sweep(now)
 }
 
 // nextTimer returns when checkDue or sweep has something to do.
