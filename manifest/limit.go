@@ -9,9 +9,9 @@ import (
 // window, and at most MaxConcurrency calls in flight. A token bucket would admit nearly twice
 // the rate in its first second; a ring of the last starts does not.
 type Limit struct {
-	mu       sync.Mutex  // protects the fields below
-	starts   []time.Time // ring of the last rate starts; nil before the first, since most devices are never called
-	next     int         // index of the oldest start
+	mu       sync.Mutex // protects the fields below
+	starts   []int64    // ring of the last rate starts, ns since epoch, 0: none; nil before the first, since most devices are never called
+	next     int        // index of the oldest start
 	inFlight int
 
 	rate        int
@@ -27,6 +27,9 @@ const (
 	DeviceWindow = 900 * time.Millisecond
 )
 
+// epoch is the zero of Limit.starts: a time.Time would be three times as large.
+var epoch = time.Now()
+
 // NewLimit returns the limit of one capability.
 func NewLimit(c Constraints, window time.Duration) *Limit {
 	return &Limit{rate: max(c.RateLimitRPS, 1), window: window, maxInFlight: max(c.MaxConcurrency, 1)}
@@ -41,14 +44,14 @@ func (l *Limit) Acquire(now time.Time) error {
 		return &Error{Code: RateLimited, Message: "too many calls of this capability are in flight; wait for one to end", Reason: "concurrency"}
 	}
 	if l.starts == nil {
-		l.starts = make([]time.Time, l.rate)
+		l.starts = make([]int64, l.rate)
 	}
-	oldest := l.starts[l.next]
-	if wait := l.window - now.Sub(oldest); wait > 0 && !oldest.IsZero() {
+	start, oldest := int64(now.Sub(epoch)), l.starts[l.next]
+	if wait := l.window - time.Duration(start-oldest); wait > 0 && oldest != 0 {
 		return &Error{Code: RateLimited, Message: "this capability's rate limit is used up; retry later",
 			RetryAfterMS: max(1, wait.Milliseconds()), Reason: "rate"}
 	}
-	l.starts[l.next] = now
+	l.starts[l.next] = start
 	l.next = (l.next + 1) % len(l.starts)
 	l.inFlight++
 	return nil
