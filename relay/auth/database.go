@@ -104,9 +104,14 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 	return db, nil
 }
 
+// cacheKiB is the page cache of a connection. Rows are read and written here and there, and what
+// is read often is in memory (registry), so a larger one would only take memory: each page of
+// 4 KiB takes 8, since the driver's allocator rounds up to a power of two.
+const cacheKiB = 256
+
 // openSQL opens one connection to relay.db.
 func (d *stateDir) openSQL(options string) (*sql.DB, error) {
-	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d&%s", busyTimeout.Milliseconds(), options)))
+	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d&_pragma=cache_size(-%d)&%s", busyTimeout.Milliseconds(), cacheKiB, options)))
 	if err == nil {
 		db.SetMaxOpenConns(1)
 	}

@@ -25,7 +25,7 @@ const (
 	// an event durable. The page cache is small (KiB) because the writer only appends.
 	// openRoom sets the size of the write-ahead log.
 	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
-		"PRAGMA trusted_schema = OFF; PRAGMA cache_size = -512"
+		"PRAGMA trusted_schema = OFF; PRAGMA cache_size = -256"
 )
 
 // createMu serializes creation of the file by two Stores of one process: POSIX drops all
