@@ -15,29 +15,32 @@ import (
 // behind, so the heap of a small relay may grow to five times what is live before a
 // collection: that trades memory for CPU. With thousands of idle devices the same factor
 // would cost hundreds of megabytes and save nothing, so the growth is bounded by
-// maxGarbage, but the heap at least doubles. While devices arrive by the hundred it grows
-// by half only: what an arrival leaves behind lies between what stays, and no collection
-// closes those gaps. When the relay is calm, it returns whole free pages to the system;
-// the runtime alone would keep most of them.
+// maxGarbage, but the heap at least doubles. While devices arrive it grows by half only: what
+// an arrival leaves behind lies between what is freed, and no collection closes those gaps.
+// A quiet relay is prepared for that.
+//
+// A calm relay returns free memory to the system; the runtime alone would keep most of it,
+// because it collects too rarely to notice that a load is over.
+//
+// A collection takes about 2 ms of CPU for each MiB of the live heap. What is worth one is
+// therefore a part of the live heap, and the time between two is in proportion to it: a device
+// costs the same in a fleet of any size, and returning memory costs 0.4 % of a core at most.
 const (
-	adjustInterval = time.Second
+	adjustInterval = 250 * time.Millisecond
 
 	maxGarbage         = 32 << 20 // bytes before a collection
 	maxGCPercent       = 400      // of the live heap, see debug.SetGCPercent
 	minGCPercent       = 100
-	stormGCPercent     = 50
-	minStormArrivals   = 100     // devices in a second
-	minGCPercentChange = 10      // a smaller change is not worth a call
-	maxCalmAllocation  = 1 << 20 // bytes a second in a calm relay
-	minCalmSeconds     = 5       // before memory is returned
-	minTrimSize        = 16 << 20
-	minTrimInterval    = time.Minute // a collection with 5,000 devices takes 50 ms of CPU
-	// After a load, such as a flood, less is worth returning, and sooner.
-	minTrimSizeAfterLoad     = 2 << 20
-	minTrimIntervalAfterLoad = 10 * time.Second
-	loadAllocation           = 48 << 20 // bytes a second
-	// A relay that is never calm returns what is far more than it uses, once a load is over.
-	minTrimSizeBusy = 64 << 20
+	arrivalGCPercent   = 50
+	minGCPercentChange = 10  // a smaller change is not worth a call
+	arrivalPart        = 100 // of the linked devices: when as many arrive in a second
+	quietPart          = 64  // of the live heap: a quiet relay allocates less in a second
+
+	maxCalmAllocation = 1 << 20                // bytes a second in a calm relay
+	minCalm           = 15 * time.Second       // before memory is returned; a load may have pauses
+	trimPart          = 8                      // of the live heap is returned at least,
+	minTrimSize       = 512 << 10              // and this many bytes
+	trimInterval      = 500 * time.Millisecond // between two times, for each MiB of the live heap
 )
 
 // tuneGC sets what does not change. GOGC and GOMEMLIMIT in the environment win.
@@ -71,33 +74,38 @@ func memoryLimit() int64 {
 	return int64(uint64(si.Totalram) * uint64(si.Unit) / 4 * 3)
 }
 
-// gcPercent returns the growth in percent for a heap of that many live bytes: as much as
-// maxGarbage, but within minGCPercent..maxGCPercent. 8 MiB live give 400, 16 MiB 200, and
-// 32 MiB or more give 100.
-func gcPercent(live uint64) int {
+// gcPercent returns the growth in percent for a heap of that many live bytes, in a relay that
+// allocates rate bytes a second, and to which arrivals of the linked devices come in a second. It
+// is as much as maxGarbage, but within minGCPercent..maxGCPercent: 8 MiB live give 400, 16 MiB 200,
+// and 32 MiB or more give 100.
+func gcPercent(live, rate uint64, linked int, arrivals uint64) int {
+	if rate < live/quietPart || arrivals > uint64(linked/arrivalPart) {
+		return arrivalGCPercent
+	}
 	return int(min(maxGCPercent, max(minGCPercent, maxGarbage*100/max(live, 1))))
 }
 
 // memoryTuner adjusts the garbage collector to load; its fields belong to run's goroutine.
 type memoryTuner struct {
-	arrivals    func() uint64 // devices accepted since the start
-	samples     []metrics.Sample
-	arrived     uint64 // arrivals at the last adjust
-	percent     int    // GC percent in force; 0: GOGC decides
-	allocated   uint64 // bytes since the start, at the last adjust
-	calmSeconds int    // in a row
-	lessSeconds int    // the same, without a load
-	hadLoad     bool   // since the last trim
-	trimmedAt   time.Time
+	devices   func() (linked int, accepted uint64)
+	samples   []metrics.Sample
+	accepted  uint64    // devices since the start, at the last adjust
+	allocated uint64    // bytes since the start, at the last adjust
+	percent   int       // GC percent in force; 0: GOGC decides
+	busyAt    time.Time // when the relay was not calm
+	trimmedAt time.Time
 }
 
-// newMemoryTuner makes a tuner that leaves GOGC alone if it is set; arrivals counts the
-// devices accepted since the start.
-func newMemoryTuner(arrivals func() uint64) *memoryTuner {
-	m := &memoryTuner{arrivals: arrivals, samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+// newMemoryTuner makes a tuner that leaves GOGC alone if it is set. devices counts those that are
+// linked, and those accepted since the start.
+func newMemoryTuner(devices func() (linked int, accepted uint64)) *memoryTuner {
+	m := &memoryTuner{devices: devices, busyAt: time.Now(), samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}
+	metrics.Read(m.samples)
+	m.allocated = uint64Of(&m.samples[1])
 	if os.Getenv("GOGC") == "" {
 		m.percent = maxGCPercent
+		m.setPercent(arrivalGCPercent)
 	}
 	return m
 }
@@ -107,53 +115,41 @@ func (m *memoryTuner) run(ctx context.Context) {
 	every(ctx, adjustInterval, func() { m.adjust(time.Now()) })
 }
 
-// adjust reads the heap's figures and chooses the growth of the next cycle. The percentage
-// changes by steps of at least minGCPercentChange, since each change stops the world.
-//
-// It returns memory to the system when all three hold: no more than maxCalmAllocation was
-// allocated in each of the last minCalmSeconds, at least minTrimSize can be returned, and
-// the last time was minTrimInterval ago. After a load both bounds are lower. A relay that is busy
-// but under no load returns minTrimSizeBusy and more.
+// adjust reads the heap's figures, chooses the growth of the next cycle, and returns memory to
+// the system if that is due.
 func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
-	p, arrived := gcPercent(live), m.arrivals()
-	if arrived-m.arrived >= minStormArrivals {
-		p = stormGCPercent
-	}
-	m.arrived = arrived
-	if m.percent != 0 && (p >= m.percent+minGCPercentChange || p <= m.percent-minGCPercentChange) {
-		m.percent = p
-		debug.SetGCPercent(p)
-	}
-	if m.mayTrim(now, allocs, objects-min(live, objects)+free) {
+	linked, accepted := m.devices()
+	const perSecond = uint64(time.Second / adjustInterval)
+	rate, arrivals := perSecond*(allocs-m.allocated), perSecond*(accepted-m.accepted)
+	m.allocated, m.accepted = allocs, accepted
+	m.setPercent(gcPercent(live, rate, linked, arrivals))
+	if m.mayTrim(now, rate, live, objects-min(live, objects)+free) {
 		debug.FreeOSMemory()
 	}
 }
 
-// mayTrim reports whether memory is to be returned now, and notes that it was. It is called each
-// second, with the bytes allocated since the start and those that can be returned.
-func (m *memoryTuner) mayTrim(now time.Time, allocs, unused uint64) bool {
-	rate := allocs - m.allocated
-	m.allocated = allocs
-	m.calmSeconds++
-	m.lessSeconds++
+// setPercent changes the percentage by steps of at least minGCPercentChange, since each change
+// stops the world.
+func (m *memoryTuner) setPercent(p int) {
+	if m.percent != 0 && (p >= m.percent+minGCPercentChange || p <= m.percent-minGCPercentChange) {
+		m.percent = p
+		debug.SetGCPercent(p)
+	}
+}
+
+// mayTrim reports whether memory is to be returned now, and notes that it was. rate is how many
+// bytes the relay allocates in a second, live how many are live, and unused how many can be
+// returned.
+func (m *memoryTuner) mayTrim(now time.Time, rate, live, unused uint64) bool {
 	if rate > maxCalmAllocation {
-		m.calmSeconds = 0
+		m.busyAt = now
 	}
-	if rate > loadAllocation {
-		m.lessSeconds, m.hadLoad = 0, true
-	}
-	size, interval := uint64(minTrimSize), minTrimInterval
-	if m.hadLoad {
-		size, interval = minTrimSizeAfterLoad, minTrimIntervalAfterLoad
-	}
-	isCalm := m.calmSeconds >= minCalmSeconds && unused >= size
-	isExcess := m.lessSeconds >= minCalmSeconds && unused >= minTrimSizeBusy
-	if !isCalm && !isExcess || now.Sub(m.trimmedAt) < interval {
+	if now.Sub(m.busyAt) < minCalm || unused < max(minTrimSize, live/trimPart) || now.Sub(m.trimmedAt) < trimInterval*time.Duration(live>>20) {
 		return false
 	}
-	m.trimmedAt, m.hadLoad = now, false
+	m.trimmedAt = now
 	return true
 }
 

@@ -6,78 +6,91 @@ import (
 )
 
 func TestGCPercent(t *testing.T) {
+	const busy = 1 << 40 // bytes a second
 	tests := []struct {
-		live uint64
-		want int
+		name           string
+		live, rate     uint64
+		linked, arrive int
+		want           int
 	}{
-		{0, 400}, {1, 400}, {maxGarbage / 4, 400}, {maxGarbage / 2, 200}, {maxGarbage, 100}, {10 * maxGarbage, 100}, {1 << 40, 100},
+		{"nothing is live", 0, busy, 0, 0, 400},
+		{"small", maxGarbage / 4, busy, 500, 0, 400},
+		{"medium", maxGarbage / 2, busy, 2000, 0, 200},
+		{"large", maxGarbage, busy, 5000, 0, 100},
+		{"huge", 1 << 40, busy, 20000, 0, 100},
+		{"quiet", maxGarbage / 4, maxGarbage/4/quietPart - 1, 500, 0, 50},
+		{"large and quiet", maxGarbage, maxGarbage/quietPart - 1, 5000, 0, 50},
+		{"the first device", maxGarbage / 4, busy, 1, 1, 50},
+		{"some of a few", maxGarbage / 4, busy, 500, 6, 50},
+		{"some of many", maxGarbage, busy, 5000, 50, 100},
+		{"many", maxGarbage, busy, 5000, 51, 50},
 	}
 	for _, tt := range tests {
-		if got := gcPercent(tt.live); got != tt.want {
-			t.Errorf("%d bytes alive: %d %%, want %d", tt.live, got, tt.want)
+		if got := gcPercent(tt.live, tt.rate, tt.linked, uint64(tt.arrive)); got != tt.want {
+			t.Errorf("%s: %d %%, want %d", tt.name, got, tt.want)
 		}
 	}
 }
 
-// TestMemoryIsGivenBack checks that a calm relay returns memory after a storm, at
-// most once a minute, and that a busy one does not.
-func TestMemoryIsGivenBack(t *testing.T) {
+// TestTrimInProportion: what a calm relay leaves unused, and how often it returns memory, are in
+// proportion to its live heap.
+func TestTrimInProportion(t *testing.T) {
+	for _, live := range []uint64{1 << 20, 4 << 20, 24 << 20, 100 << 20} {
+		var m memoryTuner
+		now := time.Now()
+		second := func(rate, unused uint64) bool {
+			now = now.Add(time.Second)
+			return m.mayTrim(now, rate, live, unused)
+		}
+		wait := func(limit time.Duration) time.Duration {
+			begin := now
+			for !second(0, 1<<40) {
+				if now.Sub(begin) > limit {
+					t.Fatalf("%d MiB live: nothing was returned in %s", live>>20, limit)
+				}
+			}
+			return now.Sub(begin)
+		}
+		for range 30 {
+			if second(maxCalmAllocation+1, 1<<40) {
+				t.Fatalf("%d MiB live: returned under load", live>>20)
+			}
+		}
+		if got := wait(time.Minute); got != minCalm {
+			t.Errorf("%d MiB live: returned after %s of calm, want %s", live>>20, got, minCalm)
+		}
+		interval := time.Duration(live>>20) * time.Second / 2
+		if got := wait(2 * interval); got < interval || got > max(time.Second, interval) {
+			t.Errorf("%d MiB live: returned again after %s, want %s", live>>20, got, interval)
+		}
+		now = now.Add(time.Hour)
+		if least := max(minTrimSize, live/trimPart); second(0, least-1) || !second(0, least) {
+			t.Errorf("%d MiB live: %d bytes are not the least that is returned", live>>20, least)
+		}
+	}
+}
+
+// TestMemoryIsReturned: the figures of the runtime make a tuner return memory after a load.
+func TestMemoryIsReturned(t *testing.T) {
 	t.Setenv("GOGC", "400") // leave this process's percentage alone
-	m := newMemoryTuner(func() uint64 { return 0 })
+	m := newMemoryTuner(func() (int, uint64) { return 0, 0 })
 	now := time.Now()
-	second := func(garbage int) (trimmed bool) {
-		now = now.Add(time.Second)
+	step := func(garbage int) (trimmed bool) {
+		now = now.Add(adjustInterval)
 		sink = make([]byte, garbage)
 		sink = nil
-		before := m.trimmedAt
 		m.adjust(now)
-		return m.trimmedAt != before
+		return m.trimmedAt.Equal(now)
 	}
-	const storm, calm = 4 * minTrimSize, 64 << 10
-	for range 3 * minCalmSeconds {
-		if second(storm) {
-			t.Fatal("memory was given back in a storm")
+	begin := now
+	for now.Sub(begin) < 2*minCalm {
+		if step(maxCalmAllocation) {
+			t.Fatal("memory was returned under load")
 		}
 	}
-	after := 0
-	for after = 1; !second(calm); after++ {
-		if after > 2*minCalmSeconds {
-			t.Skip("a collection came by itself and left nothing to give back")
-		}
-	}
-	if after < minCalmSeconds {
-		t.Errorf("given back after %d calm seconds, want %d", after, minCalmSeconds)
-	}
-	second(storm)
-	for range minCalmSeconds + 2 {
-		if second(calm) {
-			t.Fatal("given back again within a minute")
-		}
-	}
-}
-
-// TestMemoryOfABusyRelay: after a load a relay returns what is far more than it uses, although
-// there is always some traffic.
-func TestMemoryOfABusyRelay(t *testing.T) {
-	var m memoryTuner
-	now, allocs := time.Now(), uint64(0)
-	second := func(rate, unused uint64) bool {
-		now = now.Add(time.Second)
-		allocs += rate
-		return m.mayTrim(now, allocs, unused)
-	}
-	const busy = 2 * maxCalmAllocation
-	if second(2*loadAllocation, 1<<30) {
-		t.Error("returned under load")
-	}
-	for after := 1; !second(busy, minTrimSizeBusy); after++ {
-		if after == minCalmSeconds {
-			t.Fatal("nothing was returned")
-		}
-	}
-	for range 3 * minCalmSeconds {
-		if second(busy, minTrimSizeBusy-1) {
-			t.Fatal("what a busy relay will need again was returned")
+	for end := now.Add(2 * minCalm); !step(1 << 10); {
+		if now.After(end) {
+			t.Skip("a collection came by itself and left nothing to return")
 		}
 	}
 }
