@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -42,6 +43,9 @@ func (b *bench) startDaemons() (d *daemons, err error) {
 		}
 	}()
 	if d.relay, err = b.startRelay("daemon", relayOptions{devices: 1}); err != nil {
+		return nil, err
+	}
+	if err = seedHistory(b.ctx, filepath.Join(b.boardState(), "history.db"), seededHours); err != nil {
 		return nil, err
 	}
 	d.agent, _, err = start(20*time.Second, isReady, b.board, "run", "--relay", "ws"+strings.TrimPrefix(d.relay.url, "http"),
@@ -120,16 +124,27 @@ func (b *bench) daemonBars() error {
 		fmt.Printf("the daemons have %s to their plateau\n", left.Round(time.Second))
 		b.sleep(left)
 	}
+	if err := b.queryBars(d.agent); err != nil {
+		return err
+	}
+	if err := b.hourOfCommands(); err != nil {
+		return err
+	}
+	b.sleep(b.daemon) // what the last command asked for, such as a burst of samples, has ended
 	sides := []*process{d.agent, d.exporter}
-	var cpu [2][]float64 // ms per 60 samples, by window
+	var cpu, wakeups [2][]float64 // ms per 60 samples, and wake-ups a second, by window
 	for range max(b.rounds, b.count) {
 		var before [2]time.Duration
+		var slept [2]int
 		for i, p := range sides {
-			before[i] = p.cpu()
+			before[i], slept[i] = p.cpu(), p.wakeups()
 		}
+		at := time.Now()
 		b.sleep(b.daemon)
+		seconds := time.Since(at).Seconds()
 		for i, p := range sides {
-			cpu[i] = append(cpu[i], (p.cpu()-before[i]).Seconds()*1000*60/b.daemon.Seconds())
+			cpu[i] = append(cpu[i], (p.cpu()-before[i]).Seconds()*1000*60/seconds)
+			wakeups[i] = append(wakeups[i], float64(p.wakeups()-slept[i])/seconds)
 		}
 	}
 	if b.ctx.Err() != nil {
@@ -151,12 +166,13 @@ func (b *bench) daemonBars() error {
 	rss := [2]float64{d.agent.memory("VmRSS"), d.exporter.memory("VmRSS")}
 	anon := [2]float64{d.agent.memory("RssAnon"), d.exporter.memory("RssAnon")}
 	for i, name := range []string{"agentctl run", "node_exporter"} {
-		fmt.Printf("%-14s after %d samples: RSS %.0f KiB, anonymous %.0f KiB, CPU %.1f ms per 60 samples (%s)\n",
-			name, scrapes, rss[i], anon[i], median(cpu[i]), list(cpu[i], "%.1f"))
+		fmt.Printf("%-14s after %d samples: RSS %.0f KiB, anonymous %.0f KiB, CPU %.1f ms per 60 samples (%s), %.1f wake-ups a second\n",
+			name, scrapes, rss[i], anon[i], median(cpu[i]), list(cpu[i], "%.1f"), median(wakeups[i]))
 	}
-	b.report.add(bar{name: "device daemon / node_exporter: RSS", measured: rss[0] / rss[1], required: 0.75, stretch: 0.60, format: "%.2f x"})
-	b.report.add(bar{name: "device daemon / node_exporter: anonymous memory", measured: anon[0] / anon[1], required: 0.65, stretch: 0.35, format: "%.2f x"})
-	b.report.add(bar{name: "device daemon / node_exporter: CPU per 60 samples", measured: median(ratios(cpu[0], cpu[1])), required: 0.35, stretch: 0.20, format: "%.2f x"})
+	b.report.add(bar{name: "device daemon / node_exporter after an hour of commands: RSS", measured: rss[0] / rss[1], required: 0.70, stretch: 0.60, format: "%.2f x"})
+	b.report.add(bar{name: "device daemon / node_exporter after an hour of commands: anonymous memory", measured: anon[0] / anon[1], required: 0.50, stretch: 0.35, format: "%.2f x"})
+	b.report.add(bar{name: "device daemon / node_exporter after an hour of commands: CPU per 60 samples", measured: median(ratios(cpu[0], cpu[1])), required: 0.20, stretch: 0.16, format: "%.2f x"})
+	b.report.add(bar{name: "device daemon: wake-ups a second", measured: median(wakeups[0]), required: 8, stretch: 4, format: "%.1f"})
 	if err := b.hostileBar(d.agent); err != nil {
 		return err
 	}
@@ -166,23 +182,35 @@ func (b *bench) daemonBars() error {
 	return b.startCost()
 }
 
-// startCost compares what a start costs: the version command of both.
+// startCost compares what a start costs: the version command of both builds, and status, which
+// asks the daemon.
 func (b *bench) startCost() error {
-	var agent, exporter []float64
-	for range 3 * b.count {
-		for _, side := range []struct {
-			to   *[]float64
-			name string
-			arg  string
-		}{{&agent, b.board, "version"}, {&exporter, b.exporter, "--version"}} {
-			cmd := exec.CommandContext(b.ctx, side.name, side.arg)
-			if err := cmd.Run(); err != nil {
-				return fmt.Errorf("%s %s: %w", side.name, side.arg, err)
+	sides := []*struct {
+		name              string
+		command           []string
+		required, stretch float64
+		cpu               []float64 // ms
+	}{
+		{name: "node_exporter --version", command: []string{b.exporter, "--version"}},
+		{name: "version, board build", command: []string{b.board, "version"}, required: 1},
+		{name: "version, full build", command: []string{b.agentctl, "version"}, required: 1.7, stretch: 1.5},
+		{name: "status, board build", command: []string{b.board, "status", "--socket", b.boardSocket()}},
+		{name: "status, full build", command: []string{b.agentctl, "status", "--socket", b.boardSocket()}},
+	}
+	for range 5 * b.count {
+		for _, side := range sides {
+			cmd := exec.CommandContext(b.ctx, side.command[0], side.command[1:]...)
+			if out, err := cmd.CombinedOutput(); err != nil {
+				return fmt.Errorf("%s: %w: %s", strings.Join(side.command, " "), err, out)
 			}
-			*side.to = append(*side.to, (cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()).Seconds()*1000)
+			side.cpu = append(side.cpu, (cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime()).Seconds()*1000)
 		}
 	}
-	fmt.Printf("CPU of a start: agentctl-board version %.1f ms, node_exporter --version %.1f ms\n", median(agent), median(exporter))
-	b.report.add(bar{name: "version command / node_exporter --version: CPU", measured: median(ratios(agent, exporter)), required: 1.0, format: "%.2f x"})
+	for i, side := range sides {
+		fmt.Printf("CPU of a start: %-24s %.1f ms\n", side.name, median(side.cpu))
+		if i > 0 {
+			b.report.add(bar{name: side.name + " / node_exporter --version: CPU", measured: median(ratios(side.cpu, sides[0].cpu)), required: side.required, stretch: side.stretch, format: "%.2f x"})
+		}
+	}
 	return nil
 }

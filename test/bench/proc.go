@@ -150,6 +150,20 @@ func (p *process) waited() (d time.Duration) {
 	return d
 }
 
+// wakeups is how often the child's threads have given their core up to wait for something.
+func (p *process) wakeups() (n int) {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", p.pid()))
+	for _, t := range threads {
+		if data, err := os.ReadFile(t); err == nil {
+			_, after, _ := strings.Cut(string(data), "\nvoluntary_ctxt_switches:")
+			var switches int
+			_, _ = fmt.Sscan(after, &switches)
+			n += switches
+		}
+	}
+	return n
+}
+
 // memory reads a field of /proc/PID/status, such as VmRSS, KiB.
 func (p *process) memory(field string) float64 {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.pid()))
