@@ -127,12 +127,13 @@ const (
 
 // Bounds of an answer of query_history, in bytes of items; query_history.go explains them.
 const (
-	maxAnswer      = 16 << 20  // the whole answer
-	maxSmallAnswer = 32 << 10  // without the server's answer buffer
-	maxKeptAnswer  = 256 << 10 // kept in the answer buffer
-	writeSize      = 32 << 10  // written at a time, of a longer answer
-	maxQueries     = 2         // count passes at a time
-	historyPage    = 2048      // items that HistoryEach requests at a time
+	maxAnswer      = 16 << 20 // the whole answer
+	maxSmallAnswer = 32 << 10 // without the server's answer slot
+	maxKeptAnswer  = 1 << 20  // kept by its holder: a day in steps of a minute, with all modules
+	keptPart       = 64 << 10 // kept in one piece
+	writeSize      = 32 << 10 // written at a time, of a longer answer
+	maxQueries     = 2        // count passes at a time
+	historyPage    = 2048     // items that HistoryEach requests at a time
 )
 
 // Times.

@@ -16,13 +16,14 @@ import (
 // An answer of query_history may be far longer than the memory that a board can spare, and
 // its length is in the header before it. So there are two passes over the history:
 //
-//	count   the items are encoded and counted. Up to 32 KiB they are kept; beyond, the pass
-//	        starts again with the server's answer buffer, which keeps up to 256 KiB.
-//	        At most maxQueries run at once; none blocks on a client.
+//	count   the items are encoded and counted. Up to 32 KiB they are kept; beyond, up to 1 MiB
+//	        by the holder of the server's answer slot. When another one holds it, the pass
+//	        ends, waits for the slot and starts again. At most maxQueries run at once; none
+//	        blocks on a client.
 //	write   what was kept is written. A longer answer is queried and encoded again, and cut
 //	        or padded with blanks to the counted length, as the history may have changed.
 //
-// So all clients together use a bounded amount of memory; others wait for the buffer.
+// So all clients together use a bounded amount of memory; others wait for the slot.
 
 const (
 	answerHead = `{"jsonrpc":"2.0","id":`
@@ -34,9 +35,9 @@ const (
 const hangUpCheckRows = 1024
 
 var (
-	errStopQuery   = errors.New("the limit is reached")
-	errNeedsBuffer = errors.New("the answer is not small")
-	errHungUp      = errors.New("the client hung up")
+	errStopQuery = errors.New("the limit is reached")
+	errNeedsSlot = errors.New("the answer is not small")
+	errHungUp    = errors.New("the client hung up")
 )
 
 // historyRequest is a query_history in progress.
@@ -47,10 +48,13 @@ type historyRequest struct {
 	max    int   // items, 0 for no limit
 	end    int64 // the end of the window, milliseconds since 1970
 
-	// buf has all items, or for a long answer those that are not written yet.
-	buf []byte
-	// hasAnswerBuffer is set when buf is the server's answer buffer, which must be returned.
-	hasAnswerBuffer bool
+	// kept and buf have all items, or for a long answer buf has those that are not written yet.
+	// Each part of kept has about writeSize bytes: to extend one slice would copy it, and need twice
+	// the memory.
+	kept [][]byte
+	buf  []byte
+	// hasAnswerSlot is set when the request holds the server's answer slot, which it must return.
+	hasAnswerSlot bool
 	// isLong is set when the items are longer than maxKeptAnswer.
 	isLong bool
 	rows   int // that the history gave in this pass
@@ -70,13 +74,13 @@ func (ss *session) history(ctx context.Context, f *params) (any, error) {
 		return nil, nil // a notification has no answer
 	}
 	defer func() {
-		if q.hasAnswerBuffer {
-			ss.srv.answerBuffer <- q.buf[:0]
+		if q.hasAnswerSlot {
+			ss.srv.answerSlot <- nil
 		}
 	}()
 	err := q.countPass(ctx)
-	if errors.Is(err, errNeedsBuffer) {
-		if err := q.acquireBuffer(ctx); err != nil {
+	if errors.Is(err, errNeedsSlot) {
+		if err := q.waitForAnswerSlot(ctx); err != nil {
 			return nil, err
 		}
 		err = q.countPass(ctx)
@@ -178,14 +182,17 @@ func (q *historyRequest) countPass(ctx context.Context) error {
 		return q.queryError(ctx, err)
 	}
 	defer func() { q.ss.srv.countSlots <- slot }()
-	q.buf, q.items, q.size = q.buf[:0], 0, 0
+	q.kept, q.buf, q.items, q.size = nil, q.buf[:0], 0, 0
 	return q.run(ctx, q.count)
 }
 
 // count adds a row in the first pass.
 func (q *historyRequest) count(row *HistoryRow) error {
-	if q.isLong {
-		q.buf = q.buf[:0]
+	switch {
+	case q.isLong:
+		q.kept, q.buf = nil, q.buf[:0]
+	case len(q.buf) >= writeSize:
+		q.kept, q.buf = append(q.kept, q.buf), make([]byte, 0, writeSize+writeSize/16)
 	}
 	n := q.appendItem(row)
 	if n == 0 {
@@ -200,8 +207,8 @@ func (q *historyRequest) count(row *HistoryRow) error {
 		return errParams("step_ms", "the answer would be longer than %d MiB: ask with step_ms %d or more, or for a shorter window, or with a limit", maxAnswer>>20, q.minStep())
 	case q.items == q.max:
 		return errStopQuery
-	case !q.hasAnswerBuffer && q.size > maxSmallAnswer:
-		return errNeedsBuffer
+	case !q.hasAnswerSlot && q.size > maxSmallAnswer && !q.tryAnswerSlot():
+		return errNeedsSlot
 	}
 	q.isLong = q.size > maxKeptAnswer
 	return nil
@@ -220,23 +227,28 @@ func (q *historyRequest) minStep() int64 {
 	return (step + 999) / 1000 * 1000
 }
 
-// acquireBuffer waits for the answer buffer, whose holder may wait for its client. The
-// caller holds no count slot meanwhile.
-func (q *historyRequest) acquireBuffer(ctx context.Context) error {
+// tryAnswerSlot takes the answer slot if it is free. The pass does not wait for it, because it holds
+// a count slot.
+func (q *historyRequest) tryAnswerSlot() bool {
+	select {
+	case <-q.ss.srv.answerSlot:
+		q.hasAnswerSlot = true
+	default:
+	}
+	return q.hasAnswerSlot
+}
+
+// waitForAnswerSlot waits for the answer slot, whose holder may wait for its client. The caller
+// holds no count slot meanwhile.
+func (q *historyRequest) waitForAnswerSlot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	buf, err := acquire(ctx, q.ss.c, q.ss.srv.answerBuffer)
+	_, err := acquire(ctx, q.ss.c, q.ss.srv.answerSlot)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return newError(CodeRateLimited, "another long answer of query_history is being read: try again, or ask with a larger step_ms")
 	}
-	if err != nil {
-		return err
-	}
-	if buf == nil {
-		buf = make([]byte, 0, maxKeptAnswer+writeSize)
-	}
-	q.hasAnswerBuffer, q.buf = true, buf
-	return nil
+	q.hasAnswerSlot = err == nil
+	return err
 }
 
 // acquire receives from slots, unless ctx ends or the client hangs up before.
@@ -285,7 +297,13 @@ func (q *historyRequest) snapshot(ctx context.Context) error {
 // writeBuffered writes what the first pass kept.
 func (q *historyRequest) writeBuffered(context.Context) error {
 	return q.ss.c.stream(q.length(), func(write func([]byte) error) error {
-		return errors.Join(write(q.head(nil)), write(q.buf), write([]byte(answerTail)))
+		err := write(q.head(nil))
+		for _, part := range append(q.kept, q.buf) {
+			if err == nil {
+				err = write(part)
+			}
+		}
+		return errors.Join(err, write([]byte(answerTail)))
 	})
 }
 

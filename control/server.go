@@ -98,9 +98,9 @@ type Server struct {
 	stats   counters
 
 	// Buffers and slots that connections share. A channel holds what is free; a buffer is
-	// nil until its first use.
+	// nil until its first use, and after ReleaseBuffer.
 	messageBuffer chan []byte // one, for a large message
-	answerBuffer  chan []byte // one, for an answer of query_history that is not small
+	answerSlot    chan []byte // one, for an answer of query_history that is not small; a nil value
 	countSlots    chan []byte // maxQueries, for count passes of query_history; nil values
 
 	samplingMu     sync.Mutex       // serializes applySampling; protects enabledModules
@@ -140,13 +140,13 @@ func NewServer(o Options) (*Server, error) {
 		events:        fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
 		notices:       fanout.New[event](fanout.Options{MaxSubscribers: MaxClients}),
 		messageBuffer: make(chan []byte, 1),
-		answerBuffer:  make(chan []byte, 1),
+		answerSlot:    make(chan []byte, 1),
 		countSlots:    make(chan []byte, maxQueries),
 		conns:         make(map[*serverChannel]struct{}),
 		sampling:      sampling{isRunning: true, modules: defaultModules},
 	}
 	s.messageBuffer <- nil
-	s.answerBuffer <- nil
+	s.answerSlot <- nil
 	for range maxQueries {
 		s.countSlots <- nil
 	}
@@ -374,15 +374,13 @@ func (s *Server) allowWarning() bool {
 	return true
 }
 
-// ReleaseBuffers drops the shared buffers that nobody uses now. The next large message or answer
-// makes new ones.
-func (s *Server) ReleaseBuffers() {
-	for _, shared := range []chan []byte{s.messageBuffer, s.answerBuffer} {
-		select {
-		case <-shared:
-			shared <- nil
-		default: // it is in use
-		}
+// ReleaseBuffer drops the buffer for large messages, unless it is in use. The next large message
+// makes a new one.
+func (s *Server) ReleaseBuffer() {
+	select {
+	case <-s.messageBuffer:
+		s.messageBuffer <- nil
+	default:
 	}
 }
 

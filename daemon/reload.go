@@ -71,7 +71,7 @@ func (d *Daemon) watchConfig(ctx context.Context) error {
 		case <-ticker.C:
 		}
 		if d.ownsProcess {
-			memory.poll(d.control.ReleaseBuffers)
+			memory.poll(d.control.ReleaseBuffer)
 		}
 		// A fault is polled more often: its end shows two polls later, since a poll does not wait.
 		if polls++; polls%diskPolls == 0 || diskState != statedir.OK || d.disk.Status().State != statedir.OK {

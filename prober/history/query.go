@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"agentctl/prober"
 )
@@ -36,7 +37,10 @@ const (
 	// chunkReadings is more than the readings of one millisecond, so each scan advances.
 	chunkSamples  = 256
 	chunkReadings = 1024
-	chunkBuckets  = 64
+	chunkBuckets  = 256
+	// maxSeekSpan bounds the time of a chunk of buckets, milliseconds, for the readings that are
+	// searched in it.
+	maxSeekSpan = int64(6 * time.Hour / time.Millisecond)
 	// minSeekRows is how many rows a bucket has when seeking becomes cheaper than reading.
 	minSeekRows = 10
 	// maxTS is beyond every clock.

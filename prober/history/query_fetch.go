@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"database/sql/driver"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // A query fetches in one of two ways. A scan reads the rows from the cursor on. With a step,
-// and many rows in the bucket at the cursor, a seek looks up the last row of each bucket
+// and many rows in the bucket at the cursor, a seek looks up the last rows of each bucket
 // instead. Both merge the file with what is unsaved in memory.
 
 // fetch reads the next rows and moves the cursor behind them. d is nil for memory only. An
@@ -203,23 +205,98 @@ func mergeByID[T any](items []item[T]) []item[T] {
 	return slices.CompactFunc(items, func(a, b item[T]) bool { return a.id == b.id })
 }
 
-// seek finds the last rows of the buckets from the cursor on.
+// A bucket's last sample, and the readings of its last time, for the buckets from ?1 to ?4; ?2 is the
+// end of the first one and ?3 their length. One statement for all: to start one costs as much as
+// several seeks.
+const (
+	lastSamples = "WITH RECURSIVE bucket(first, last) AS (" +
+		"VALUES(?1, ?2) UNION ALL SELECT last + 1, min(last + ?3, ?4) FROM bucket WHERE last < ?4) " +
+		"SELECT samples.* FROM bucket CROSS JOIN samples ON ts = (SELECT max(ts) FROM samples WHERE ts BETWEEN first AND last)"
+	lastReadings = "WITH RECURSIVE bucket(last, ts) AS (" +
+		"SELECT ?2, (SELECT max(id) >> 8 FROM readings WHERE id BETWEEN ?1 << 8 AND ?2 << 8 | 255) UNION ALL " +
+		"SELECT min(last + ?3, ?4), (SELECT max(id) >> 8 FROM readings WHERE id BETWEEN (last + 1) << 8 AND min(last + ?3, ?4) << 8 | 255) " +
+		"FROM bucket WHERE last < ?4) " +
+		"SELECT id, value FROM bucket CROSS JOIN readings ON id BETWEEN ts << 8 AND ts << 8 | 255"
+)
+
+// seek finds the last rows of the next buckets.
 func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err error) {
-	next = r.cursor
-	for next <= r.to && len(groups) < chunkBuckets {
-		end := r.bucketEnd(next)
-		g, err := s.lastInBucket(d, r, next, end)
+	end := r.bucketEnd(r.cursor)
+	last := min(end+min(chunkBuckets-1, maxSeekSpan/r.step)*r.step, r.to)
+	var samples []item[values]
+	if r.wantsSamples {
+		err := d.each(lastSamples, func(row []driver.Value) bool {
+			samples = append(samples, sampleOf(row))
+			return true
+		}, r.cursor, end, r.step, last)
 		if err != nil {
 			return nil, 0, err
 		}
-		next = end + 1
-		if g.ts != 0 {
-			groups = append(groups, g)
-		} else if next, err = s.firstTimeFrom(d, r, next); err != nil {
+		s.mu.Lock()
+		samples = mergeByID(append(samples, s.samples.between(r.cursor, last)...))
+		s.mu.Unlock()
+	}
+	var readings []item[int64]
+	if r.wantedCount > 0 {
+		if readings, err = r.seekReadings(d, end, last); err != nil {
 			return nil, 0, err
 		}
+		s.mu.Lock()
+		for _, it := range s.readings.between(readingsTable.first(r.cursor), readingsTable.last(last)) {
+			if r.wanted[readingKey(it.id)] {
+				readings = append(readings, it)
+			}
+		}
+		s.mu.Unlock()
+		readings = mergeByID(readings)
 	}
-	return groups, next, nil
+	if groups = groupByTime(samples, readings, last); len(groups) > 0 {
+		return groups, last + 1, nil
+	}
+	next, err = s.firstTimeFrom(d, r, last+1)
+	return nil, next, err
+}
+
+// seekReadings finds the last reading of each key in the buckets up to last; end is that of the first
+// one. Most keys are recorded together. Only where one is missing at the last time of a bucket, the
+// rows of the chunk are searched for it: a key has no index.
+func (r *queryReader) seekReadings(d *db, end, last int64) (readings []item[int64], err error) {
+	var newest, found [256]int // by key: 1 + its index in readings, and the buckets that have it
+	buckets, ts := 0, int64(0)
+	add := func(row []driver.Value) bool {
+		it := readingOf(row)
+		k := readingKey(it.id)
+		if readingTS(it.id) != ts {
+			ts = readingTS(it.id)
+			buckets++
+		}
+		switch i := newest[k] - 1; {
+		case !r.wanted[k]:
+		case i >= 0 && readingTS(readings[i].id)/r.step == ts/r.step:
+			readings[i] = it
+		default:
+			readings = append(readings, it)
+			newest[k] = len(readings)
+			found[k]++
+		}
+		return true
+	}
+	if err := d.each(lastReadings, add, r.cursor, end, r.step, last); err != nil {
+		return nil, err
+	}
+	var missing []string
+	for k := range r.wanted {
+		if r.wanted[k] && d.used[k] && found[k] < buckets {
+			missing = append(missing, strconv.Itoa(k))
+		}
+	}
+	if len(missing) == 0 {
+		return readings, nil
+	}
+	clear(newest[:])
+	search := "SELECT id, value FROM readings WHERE id BETWEEN ? AND ? AND id & 255 IN (" + strings.Join(missing, ",") + ")"
+	defer d.forget(search) // their number is not bounded
+	return readings, d.each(search, add, readingsTable.first(r.cursor), readingsTable.last(last))
 }
 
 // lastInBucket is the last sample of from..to and the last reading of each key; its ts is 0
