@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -317,36 +316,39 @@ func (p *presence) list(want func(presenceKey) bool) []Presence {
 // for one more timeout, since a restart of the relay is not an absence. Nothing is
 // reported.
 //
-// Only the newest event of each device or agent is decoded: one that comes and goes has thousands.
+// Of each device or agent, the first event is decoded, which makes the entry, and the newest one: one
+// that comes and goes has thousands.
 func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	p := &k.presence
-	newest := make(map[presenceKey]Event)
-	apply := func() {
-		for _, ev := range slices.SortedFunc(maps.Values(newest), func(a, b Event) int { return cmp.Compare(a.Seq, b.Seq) }) {
+	newest := make(map[presenceKey]Event) // of known ones, so MaxPresences at most
+	err := log.Replay(ctx, 0, func(ev Event) error {
+		key := presenceKey{ev.Tenant, kindOf(ev.Payload), ev.Aggregate}
+		p.mu.RLock()
+		isKnown := p.entries[key] != nil
+		p.mu.RUnlock()
+		if isKnown {
+			newest[key] = ev
+		} else {
 			p.restore(&ev)
 		}
-		clear(newest)
-	}
-	err := log.Replay(ctx, 0, func(ev Event) error {
-		if len(newest) >= 2*MaxPresences {
-			apply()
-		}
-		newest[presenceKey{ev.Tenant, string(kindOf(ev.Payload)), ev.Aggregate}] = ev
 		return nil
 	}, eventOnline, eventOffline, eventPresenceSnapshot)
-	apply()
+	for _, ev := range newest {
+		p.restore(&ev)
+	}
 	return err
 }
 
-// kindOf returns the payload up to the value of kind, or all of it: what differs for two kinds.
-func kindOf(payload []byte) []byte {
+// kindOf returns the kind in the payload of an event about presence, without decoding it: quotes in
+// other texts are escaped. "" if there is none.
+func kindOf(payload []byte) string {
 	const key = `"kind":"`
 	if at := bytes.Index(payload, []byte(key)); at >= 0 {
 		if n := bytes.IndexByte(payload[at+len(key):], '"'); n >= 0 {
-			return payload[:at+len(key)+n]
+			return string(payload[at+len(key) : at+len(key)+n])
 		}
 	}
-	return payload
+	return ""
 }
 
 // restore sets the entry of an event.
