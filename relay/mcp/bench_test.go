@@ -18,8 +18,6 @@ import (
 	"testing"
 	"time"
 
-	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
 	"agentctl/relay/kernel"
 )
 
@@ -220,7 +218,7 @@ func BenchmarkListTools(b *testing.B) {
 	x := &exchange{caller: c, modern: true, tenant: &tenant{h: e.h}}
 	b.ReportAllocs()
 	for b.Loop() {
-		res, err := x.tenant.listTools(x, &sdk.ListToolsRequest{})
+		res, err := x.tenant.listTools(x, "")
 		if err != nil || len(res.(*result).body) < 1000 {
 			b.Fatal(err)
 		}

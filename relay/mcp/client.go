@@ -21,7 +21,7 @@ type client struct {
 	// ctx is the SDK's for this request: what is sent under it reaches the right stream,
 	// whatever context a plugin uses. It ends with the request.
 	ctx context.Context
-	// direct is the message of a call that the SDK does not know (call_direct.go). Nothing can be
+	// direct is the message of a call that the SDK does not know (direct.go). Nothing can be
 	// sent to the client during such a call.
 	direct *envelope
 }

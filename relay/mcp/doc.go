@@ -12,7 +12,7 @@
 // client it is from, and subscriptions/listen is a request that stays open. Both are
 // served at once:
 //
-//	POST /mcp ── edge.Guard ── token ── strict JSON ── era? ─┬─ call of a board's tool: direct, both eras
+//	POST /mcp ── edge.Guard ── token ── strict JSON ── era? ─┬─ call of a board's tool, list: direct, both eras
 //	                                                         ├─ legacy  SDK, stateful handler
 //	                                                         ├─ listen  SDK, stateless handler
 //	                                                         ├─ plain   requestMux: all requests of a
@@ -34,8 +34,8 @@
 //
 //   - Strict JSON and the choice of the era, before the SDK parses: the SDK takes the last
 //     of two equal keys and ignores what follows the first value (envelope.go).
-//   - Calls of boards' tools, which are nearly all requests, are parsed once, called and answered
-//     here, in a session only after the SDK has opened it (call_direct.go).
+//   - Calls of boards' tools, which are nearly all requests, and the two lists of the kernel are
+//     parsed once and answered here, in a session only after the SDK has opened it (direct.go).
 //   - Results as bytes: schemas and device answers pass without being decoded (result.go).
 //   - Plain modern requests on one shared session: a separate session for each would
 //     cost the SDK a connection, three goroutines and ten parses (request_mux.go).
@@ -66,7 +66,7 @@
 //
 // Answers to tools/list and resources/list of 2 KiB or more have gzip if the client accepts it
 // (edge.Compress): every board of a model has the same schemas. Nothing else is compressed
-// (compressible).
+// (isList).
 //
 // # Locks and goroutines
 //

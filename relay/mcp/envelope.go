@@ -21,7 +21,8 @@ type envelope struct {
 	capabilities []byte     // its clientCapabilities
 	arguments    []byte     // params.arguments
 	requestID    []byte     // params.requestId of a cancellation: a string or a number
-	hasInput     bool       // tools/call: has inputResponses, requestState, or a _meta that is no object
+	cursor       string     // params.cursor
+	isUnusual    bool       // has inputResponses, requestState, or a _meta or cursor of a wrong type
 	isResponse   bool       // has a result or an error
 	invalid      shapeError // why it is not a JSON-RPC message; "" for one that is
 }
@@ -149,8 +150,10 @@ func scanMessage(obj []byte) (m envelope) {
 			m.arguments = v
 		case string(key) == "requestId" && isID(v):
 			m.requestID = v
-		case string(key) == "inputResponses", string(key) == "requestState", string(key) == "_meta":
-			m.hasInput = true
+		case string(key) == "cursor" && v[0] == '"':
+			m.cursor = stringValue(v)
+		case string(key) == "inputResponses", string(key) == "requestState", string(key) == "_meta", string(key) == "cursor":
+			m.isUnusual = true
 		}
 	}
 	return m

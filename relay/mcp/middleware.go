@@ -35,9 +35,15 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 			name, tool := t.resolveTool(x.caller, r.Params.Name)
 			return t.callTool(ctx, x, &client{x: x, req: r, ctx: ctx}, r.Params, name, tool)
 		case *sdk.ListToolsRequest:
-			return t.listTools(x, r)
+			if r.Params == nil {
+				return t.listTools(x, "")
+			}
+			return t.listTools(x, r.Params.Cursor)
 		case *sdk.ListResourcesRequest:
-			return t.listResources(x, r)
+			if r.Params == nil {
+				return t.listResources(x, "")
+			}
+			return t.listResources(x, r.Params.Cursor)
 		case *sdk.ReadResourceRequest:
 			return t.readResource(ctx, x, r)
 		case *sdk.SubscribeRequest:

@@ -11,8 +11,6 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
-
-	"agentctl/transport/edge"
 )
 
 // requestMux joins the plain modern requests of one tenant to one SDK session. Each HTTP
@@ -163,7 +161,7 @@ func isPlainRequest(r *http.Request, m *envelope) bool {
 
 // serve answers one plain modern request: with JSON, or with a stream of events if the
 // handler sends notifications before its response.
-func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, e *envelope) {
+func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
 	params := e.withoutMeta()
@@ -178,7 +176,7 @@ func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, 
 		delete(m.pending, n)
 		m.mu.Unlock()
 	}()
-	out := muxResponse{w: w, r: r, rc: http.NewResponseController(w)}
+	out := muxResponse{w: w, rc: http.NewResponseController(w)}
 	defer out.clearDeadline()
 	// in is nil after the message was taken: a send on a nil channel is never ready.
 	in, msg := m.in, &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
@@ -196,7 +194,7 @@ func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, 
 					return
 				}
 			}
-			out.writeResponse(e, resp)
+			out.writeResponse(e.id, resp)
 			return
 		case <-x.ctx.Done():
 			return
@@ -214,7 +212,6 @@ func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, 
 // muxResponse writes the response of a plain request. It is JSON until the first event.
 type muxResponse struct {
 	w           http.ResponseWriter
-	r           *http.Request
 	rc          *http.ResponseController
 	isStream    bool
 	deadlineSet bool
@@ -244,14 +241,11 @@ func (a *muxResponse) writeEvent(data []byte) error {
 
 // writeResponse writes the response under the id that the client sent, byte for byte: as
 // the last event of a stream, or as JSON with the HTTP status of its error.
-func (a *muxResponse) writeResponse(e *envelope, resp *jsonrpc.Response) {
-	b := appendResponse(nil, e.id, resp.Result, resp.Error)
+func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
+	b := appendResponse(nil, id, resp.Result, resp.Error)
 	if a.isStream {
 		_ = a.writeEvent(b)
 		return
-	}
-	if compressible[e.method] && resp.Error == nil {
-		b = edge.Compress(a.w.Header(), a.r, b)
 	}
 	writeResponse(a.w, b, resp.Error)
 }

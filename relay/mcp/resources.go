@@ -22,11 +22,7 @@ func isURI(uri string) bool {
 }
 
 // listResources renders one page of the resources that the caller may read.
-func (t *tenant) listResources(x *exchange, req *sdk.ListResourcesRequest) (sdk.Result, error) {
-	var cursor string
-	if req.Params != nil {
-		cursor = req.Params.Cursor
-	}
+func (t *tenant) listResources(x *exchange, cursor string) (sdk.Result, error) {
 	return listPage(t, x, "resources", cursor, 256, t.h.opts.Kernel.ListResources,
 		func(r *kernel.Resource) string { return r.URI },
 		func(b *objectBuilder, r *kernel.Resource) {

@@ -11,15 +11,6 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// compressible are the methods whose results are compressed for clients that accept gzip. A page
-// of 200 tools is 300 KB, and its schemas are those of every board of a model.
-//
-// No others are: a result with a secret beside text of somebody else's choice must not be
-// compressed, since its length then tells about the secret (the BREACH attack). These two hold
-// names, descriptions, schemas and URIs, which are no secrets, and no cookie authenticates a
-// request, so a page of another site cannot have a browser send one.
-var compressible = map[string]bool{"tools/list": true, "resources/list": true}
-
 // rawJSON is JSON that is encoded as it is.
 type rawJSON []byte
 

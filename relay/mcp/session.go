@@ -232,8 +232,7 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 	var name string
 	var tool *kernel.Tool
 	if isRequest && isAccepted && m.version == "" && x.session.ss.InitializeParams() != nil {
-		name, tool = x.tenant.directTool(x, m)
-		x.isDirect = tool != nil
+		name, tool, x.isDirect = x.tenant.isDirect(x, m)
 	}
 	duplicate := x.session.claimIDs(x, msgs)
 	defer x.session.releaseIDs(x)
@@ -241,8 +240,8 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 		refuseDuplicate(w, duplicate)
 		return
 	}
-	if tool != nil {
-		x.tenant.serveSessionCall(w, r, x, m, name, tool)
+	if x.isDirect {
+		x.tenant.serveDirectInSession(w, r, x, m, name, tool)
 		return
 	}
 	if !isBatch && !m.isResponse && !sessionMethods[m.method] {
@@ -257,14 +256,11 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 	}
 	if isAccepted {
 		for i := range msgs {
-			x.session.cancelCall(&msgs[i])
+			x.session.cancelRequest(&msgs[i])
 		}
 	}
 	tw := &timeoutWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
 	defer tw.clearDeadline()
-	if !isBatch && compressible[m.method] {
-		tw.compressFor = r
-	}
 	serveSDK(h.legacy, tw, r, x, body)
 	if isRequest && x.ctx.Err() != nil && r.Context().Err() == nil {
 		tw.answerClosedSession(m.id) // the client is there: the session has ended, or the relay stops

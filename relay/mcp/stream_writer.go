@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -58,7 +57,6 @@ func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, se
 type timeoutWriter struct {
 	http.ResponseWriter
 	rc          *http.ResponseController
-	compressFor *http.Request // whose answer may be compressed; nil: it may not
 	status      int
 	hasWritten  bool
 	hasAnswered bool // the last event of a stream was a message with an id
@@ -75,18 +73,10 @@ func (w *timeoutWriter) WriteHeader(status int) {
 // Write implements http.ResponseWriter. The SDK writes one event, or one whole answer, at
 // a time.
 func (w *timeoutWriter) Write(b []byte) (int, error) {
-	isFirst := !w.hasWritten && w.status == 0
 	w.hasWritten = true
 	w.hasAnswered = bytes.HasPrefix(b, []byte("event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":"))
 	_ = w.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
-	out := b
-	if w.compressFor != nil && isFirst && w.hasAnswered { // it is the only event
-		out = edge.Compress(w.Header(), w.compressFor, b)
-	}
-	if _, err := w.ResponseWriter.Write(out); err != nil {
-		return 0, err
-	}
-	return len(b), nil
+	return w.ResponseWriter.Write(b)
 }
 
 // Unwrap lets the SDK flush.

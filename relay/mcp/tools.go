@@ -16,11 +16,7 @@ import (
 
 // listTools renders one page of the tools that the caller may call, in the order of
 // their names. The schemas are the kernel's bytes.
-func (t *tenant) listTools(x *exchange, req *sdk.ListToolsRequest) (sdk.Result, error) {
-	var cursor string
-	if req.Params != nil {
-		cursor = req.Params.Cursor
-	}
+func (t *tenant) listTools(x *exchange, cursor string) (sdk.Result, error) {
 	return listPage(t, x, "tools", cursor, 1024, t.h.opts.Kernel.ListTools,
 		func(tool *kernel.Tool) string { return tool.Name },
 		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x.flatNames) })

@@ -15,32 +15,45 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/relay/kernel"
+	"agentctl/transport/edge"
 )
 
-// Most requests are calls of a board's tool. The SDK would cost more than the rest of such a
-// call: it decodes the message several times, hands it from goroutine to goroutine and encodes
-// the answer twice. So these calls do not go through it:
+// Most requests are calls of a board's tool, and the largest answers are lists. The SDK would cost
+// more than the rest of such a request: it decodes the message several times, hands it from
+// goroutine to goroutine and encodes the answer twice. So these requests do not go through it:
 //
-//	POST tools/call ── directTool ─┬─ callDirectly ── callTool ── writeResponse, writeEvent
-//	                               └─ anything unusual: the SDK, which answers or refuses it
+//	POST ── isDirect ─┬─ answerDirectly ── callTool, listTools, listResources ── the response
+//	                  └─ anything unusual: the SDK, which answers or refuses it
 //
-// A call is served directly if nothing happens during it that the SDK has to carry: the tool is a
-// board's and not a stream, so it sends no progress and asks for no input, and the SDK would
-// accept the message. Authentication, the checks of the body and the kernel are the same for both
+// A request is served directly if nothing happens during it that the SDK has to carry, and if the
+// SDK would accept the message. A board's tool that is not a stream sends no progress and asks for
+// no input. Authentication, the checks of the body and the kernel are the same for both
 // paths, and so is the answer (TestDirectIsTheSame). The SDK does not know the ids of direct
-// calls, so the session keeps those of all its requests (claimIDs, cancelCall).
+// requests, so the session keeps those of all its requests (claimIDs, cancelRequest).
 
-// directTool returns the tool of a call that is served directly, and its name; nil if the
-// message goes to the SDK.
-func (t *tenant) directTool(x *exchange, m *envelope) (name string, tool *kernel.Tool) {
-	if m.method != "tools/call" || m.name == "" || m.hasInput || t.h.neverDirect {
-		return "", nil
+// isDirect reports whether a request is served directly. For a call it returns the tool, with its
+// name.
+func (t *tenant) isDirect(x *exchange, m *envelope) (name string, tool *kernel.Tool, ok bool) {
+	switch {
+	case m.isUnusual || t.h.neverDirect:
+	case m.method == "tools/call" && m.name != "":
+		name, tool = t.resolveTool(x.caller, m.name)
+		ok = tool != nil && tool.NodeID != "" && !tool.Streams
+	case isList[m.method]:
+		ok = true
 	}
-	if name, tool = t.resolveTool(x.caller, m.name); tool == nil || tool.NodeID == "" || tool.Streams {
-		return "", nil
-	}
-	return name, tool
+	return name, tool, ok
 }
+
+// isList has the methods whose results are lists of the kernel. Their results are compressed for
+// clients that accept gzip: a page of 200 tools is 300 KB, and its schemas are those of every board
+// of a model.
+//
+// No other results are. One with a secret beside text of somebody else's choice must not be
+// compressed, since its length then tells about the secret (the BREACH attack). These lists hold
+// names, descriptions, schemas and URIs, which are no secrets, and no cookie authenticates a
+// request, so a page of another site cannot have a browser send one.
+var isList = map[string]bool{"tools/list": true, "resources/list": true}
 
 // sessionVersions are the protocol versions that the header of a request in a session may name.
 // The value says whether the version has batches.
@@ -52,21 +65,19 @@ func isSessionPost(r *http.Request, isBatch bool) bool {
 	return known && (hasBatches || !isBatch) && len(r.Header["Last-Event-Id"]) == 0
 }
 
-// callDirectly calls a board's tool. The error is a *jsonrpc.Error.
-func (t *tenant) callDirectly(x *exchange, m *envelope, name string, tool *kernel.Tool) (body []byte, err error) {
+// answerDirectly returns the result of a request that isDirect has accepted. The error is a
+// *jsonrpc.Error.
+func (t *tenant) answerDirectly(x *exchange, m *envelope, name string, tool *kernel.Tool) (body []byte, err error) {
 	defer t.recoverPanic(m.method, &err)
-	req := &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{Name: m.name, Arguments: m.arguments}}
-	if x.session != nil {
-		req.Session = x.session.ss
+	var res sdk.Result
+	switch m.method {
+	case "tools/list":
+		res, err = t.listTools(x, m.cursor)
+	case "resources/list":
+		res, err = t.listResources(x, m.cursor)
+	default:
+		res, err = t.callDirectly(x, m, name, tool)
 	}
-	if len(m.meta) > 2 { // not {}
-		if x.modern {
-			req.Params.Meta = m.extraMeta()
-		} else if err := json.Unmarshal(m.meta, &req.Params.Meta); err != nil {
-			return nil, invalidParams("_meta is malformed")
-		}
-	}
-	res, err := t.callTool(x.ctx, x, &client{x: x, req: req, ctx: x.ctx, direct: m}, req.Params, name, tool)
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +95,22 @@ func (t *tenant) callDirectly(x *exchange, m *envelope, name string, tool *kerne
 	return r.body, nil
 }
 
+// callDirectly calls a board's tool.
+func (t *tenant) callDirectly(x *exchange, m *envelope, name string, tool *kernel.Tool) (sdk.Result, error) {
+	req := &sdk.CallToolRequest{Params: &sdk.CallToolParamsRaw{Name: m.name, Arguments: m.arguments}}
+	if x.session != nil {
+		req.Session = x.session.ss
+	}
+	if len(m.meta) > 2 { // not {}
+		if x.modern {
+			req.Params.Meta = m.extraMeta()
+		} else if err := json.Unmarshal(m.meta, &req.Params.Meta); err != nil {
+			return nil, invalidParams("_meta is malformed")
+		}
+	}
+	return t.callTool(x.ctx, x, &client{x: x, req: req, ctx: x.ctx, direct: m}, req.Params, name, tool)
+}
+
 // recoverPanic turns a panic of a handler into an error that tells the client nothing.
 func (t *tenant) recoverPanic(method string, err *error) {
 	if p := recover(); p != nil {
@@ -92,30 +119,41 @@ func (t *tenant) recoverPanic(method string, err *error) {
 	}
 }
 
-// serveCall answers a plain modern call directly, if it is one that may be; else it does nothing
-// and returns false.
-func (t *tenant) serveCall(w http.ResponseWriter, x *exchange, m *envelope) bool {
-	name, tool := t.directTool(x, m)
-	if tool == nil {
+// serveDirect answers a plain modern request directly, if it is one that may be; else it does
+// nothing and returns false.
+func (t *tenant) serveDirect(w http.ResponseWriter, r *http.Request, x *exchange, m *envelope) bool {
+	name, tool, ok := t.isDirect(x, m)
+	if !ok {
 		return false
 	}
-	body, err := t.callDirectly(x, m, name, tool)
-	if x.ctx.Err() == nil { // else nobody reads it
-		writeResponse(w, appendResponse(nil, m.id, body, err), err)
+	body, err := t.answerDirectly(x, m, name, tool)
+	if x.ctx.Err() != nil {
+		return true // nobody reads it
 	}
+	b := appendResponse(nil, m.id, body, err)
+	if isList[m.method] && err == nil {
+		b = edge.Compress(w.Header(), r, b)
+	}
+	writeResponse(w, b, err)
 	return true
 }
 
-// serveSessionCall answers a call of a session directly.
-func (t *tenant) serveSessionCall(w http.ResponseWriter, r *http.Request, x *exchange, m *envelope, name string, tool *kernel.Tool) {
-	body, err := t.callDirectly(x, m, name, tool)
+// serveDirectInSession answers a request of a session directly.
+func (t *tenant) serveDirectInSession(w http.ResponseWriter, r *http.Request, x *exchange, m *envelope, name string, tool *kernel.Tool) {
+	body, err := t.answerDirectly(x, m, name, tool)
 	if x.ctx.Err() != nil && !x.canceledByClient.Load() {
 		if r.Context().Err() == nil { // the client is there: the session has ended, or the relay stops
 			refuseRPC(w, http.StatusOK, m.id, codeInvalidRequest, errSessionEnded)
 		}
 		return
 	}
-	writeEvent(w, m.canonicalID(), body, err)
+	b := makeEvent(m.canonicalID(), body, err)
+	if isList[m.method] && err == nil {
+		b = edge.Compress(w.Header(), r, b)
+	}
+	h := w.Header()
+	h["Content-Type"], h["Cache-Control"], h["Connection"] = contentEvents, noTransform, keepAlive
+	writeBody(w, http.StatusOK, b)
 }
 
 // Header values that responses share, so that none is allocated. Those of a session are the SDK's.
@@ -163,14 +201,11 @@ func writeResponse(w http.ResponseWriter, message []byte, err error) {
 	writeBody(w, status, message)
 }
 
-// writeEvent writes the response to a request in a session as one event, as the SDK does.
-func writeEvent(w http.ResponseWriter, id, result []byte, err error) {
+// makeEvent makes the event that answers a request in a session.
+func makeEvent(id, result []byte, err error) []byte {
 	const head, end = "event: message\ndata: ", "\n\n"
 	b := append(make([]byte, 0, len(head)+len(id)+len(result)+40), head...)
-	b = appendResponse(b, id, result, err)
-	h := w.Header()
-	h["Content-Type"], h["Cache-Control"], h["Connection"] = contentEvents, noTransform, keepAlive
-	writeBody(w, http.StatusOK, append(b, end...))
+	return append(appendResponse(b, id, result, err), end...)
 }
 
 // maxUndelayed is the size of a response that any send buffer takes at once; its write
@@ -284,9 +319,9 @@ func (s *session) releaseIDs(x *exchange) {
 	}
 }
 
-// cancelCall cancels the direct call that a notifications/cancelled names. The SDK does that for
+// cancelRequest cancels the direct request that a notifications/cancelled names. The SDK does that for
 // the others.
-func (s *session) cancelCall(m *envelope) {
+func (s *session) cancelRequest(m *envelope) {
 	if m.method != "notifications/cancelled" || len(m.requestID) == 0 {
 		return
 	}
