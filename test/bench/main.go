@@ -43,8 +43,8 @@ type plan struct {
 var (
 	full = plan{rounds: 5, unary: 3 * time.Second, events: 3 * time.Second, stall: 7 * time.Second, idle: 30 * time.Second,
 		devices: 3000, samples: 600, daemon: 24 * time.Second, count: 5}
-	quick = plan{rounds: 3, unary: time.Second, events: time.Second, stall: 4 * time.Second, idle: 10 * time.Second,
-		devices: 3000, samples: 60, daemon: 8 * time.Second, count: 3}
+	quick = plan{rounds: 2, unary: 600 * time.Millisecond, events: time.Second, stall: 2 * time.Second, idle: 7 * time.Second,
+		devices: 3000, samples: 60, daemon: 5 * time.Second, count: 3}
 )
 
 type bench struct {
@@ -119,6 +119,8 @@ var parts = []struct {
 	{"events", (*bench).eventsBars},
 	{"kernel", (*bench).kernelBars},
 	{"idle", (*bench).idleBars},
+	{"fleet", (*bench).fleetBars},
+	{"start", (*bench).startBars},
 	{"build", (*bench).buildBars},
 	{"sampler", (*bench).samplerBars},
 	{"flash", (*bench).flashBar},
@@ -132,8 +134,8 @@ func measure(ctx context.Context, dir string) error {
 	flag.StringVar(&b.board, "board", "bin/agentctl-board", "the board build")
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
 	flag.StringVar(&b.mercure, "mercure", "", "the Mercure hub, which the event gateway is compared with")
-	flag.BoolVar(&b.isQuick, "quick", false, "a slice of three minutes; its figures are rough")
-	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, build, sampler, flash, daemon")
+	flag.BoolVar(&b.isQuick, "quick", false, "a subset of five minutes; its figures are rough")
+	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, fleet, start, build, sampler, flash, daemon")
 	flag.BoolVar(&b.shared, "shared", false, "other programs use the machine: the time in which a server waits for its core counts as busy; for ratios while you work, not for publication")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()

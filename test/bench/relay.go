@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -33,6 +34,7 @@ type relayProc struct {
 type relayOptions struct {
 	devices int // tokens to mint
 	tls     bool
+	class   string   // of the agent's token; "": agent
 	onCore  bool     // on the servers' core only
 	args    []string // more flags of "agentctl relay"
 }
@@ -43,9 +45,14 @@ func (b *bench) startRelay(name string, o relayOptions) (*relayProc, error) {
 	if err := os.MkdirAll(r.state, 0o700); err != nil {
 		return nil, err
 	}
-	if err := r.mint(b, o.devices); err != nil {
+	if err := r.mint(b, o); err != nil {
 		return nil, err
 	}
+	return r, r.run(b, name, o)
+}
+
+// run starts the relay on its state.
+func (r *relayProc) run(b *bench, name string, o relayOptions) error {
 	program, args := b.agentctl, []string{"relay", "--listen", "127.0.0.1:0", "--metrics-listen", "", "--state-dir", r.state}
 	if b.profile != "" {
 		program, args = b.self, []string{"serve", "relay", "--state-dir", r.state, "--profile", filepath.Join(b.profile, name)}
@@ -53,35 +60,36 @@ func (b *bench) startRelay(name string, o relayOptions) (*relayProc, error) {
 	if o.tls {
 		cert, key, err := makeCertificate(b.dir)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		r.ca = cert
 		args = append(args, "--tls-cert", cert, "--tls-key", key)
 	}
-	run := start
+	launch := start
 	if o.onCore {
-		run = startOnServerCore
+		launch = startOnServerCore
 	}
 	var line string
 	var err error
-	r.process, line, err = run(20*time.Second, func(l string) bool { return strings.HasPrefix(l, `{`) && strings.Contains(l, `"ready":true`) }, program, append(args, o.args...)...)
+	r.process, line, err = launch(time.Minute, func(l string) bool { return strings.HasPrefix(l, `{`) && strings.Contains(l, `"ready":true`) }, program, append(args, o.args...)...)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var ready struct{ URL string }
 	if err := json.Unmarshal([]byte(line), &ready); err != nil {
-		return nil, err
+		return err
 	}
 	u, err := url.Parse(ready.URL)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	r.url, r.addr = ready.URL, u.Host
-	return r, nil
+	return nil
 }
 
-func (r *relayProc) mint(b *bench, devices int) error {
-	out, err := output(b.ctx, b.agentctl, "token", "create", "--state-dir", r.state, "--class", "agent", "--ttl", "24h")
+func (r *relayProc) mint(b *bench, o relayOptions) error {
+	devices := o.devices
+	out, err := output(b.ctx, b.agentctl, "token", "create", "--state-dir", r.state, "--class", cmp.Or(o.class, "agent"), "--ttl", "24h")
 	if err != nil {
 		return err
 	}

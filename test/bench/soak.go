@@ -89,7 +89,7 @@ func (s *soaker) open() (err error) {
 	if err := os.MkdirAll(s.relay.state, 0o700); err != nil {
 		return err
 	}
-	if err := s.relay.mint(s.bench, soakBoards); err != nil {
+	if err := s.relay.mint(s.bench, relayOptions{devices: soakBoards}); err != nil {
 		return err
 	}
 	all, err := os.ReadFile(s.relay.tokens)
