@@ -88,7 +88,7 @@ func (r *Relay) nodesPage(w http.ResponseWriter, req *http.Request, tenant strin
 	var err error
 	if q.byRef { // less work than an ETag
 		w.Header().Set("Cache-Control", "no-store")
-		nodes, err = r.store.MatchNodes(req.Context(), tenant, q.ref)
+		nodes, err = r.matchNodes(req.Context(), tenant, q.ref)
 	} else {
 		w.Header().Set("Cache-Control", "private, no-cache") // a client may keep it, if it asks each time whether it changed
 		var etag string
@@ -119,6 +119,17 @@ func (r *Relay) nodesPage(w http.ResponseWriter, req *http.Request, tenant strin
 	}
 	b, err := json.Marshal(body)
 	return append(b, '\n'), err
+}
+
+// matchNodes finds the boards that ref means. Memory has all of a linked board that is not named by a
+// prefix, so such a call reads nothing from the disk.
+func (r *Relay) matchNodes(ctx context.Context, tenant, ref string) ([]auth.Node, error) {
+	if n, ok := r.store.LookupNode(tenant, ref); ok {
+		if n.Manifest = r.hub.Manifest(n.NodeID); n.Manifest != nil {
+			return []auth.Node{n}, nil
+		}
+	}
+	return r.store.MatchNodes(ctx, tenant, ref)
 }
 
 // nodeQuery are the parameters of GET /v1/nodes.

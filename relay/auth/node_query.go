@@ -90,6 +90,22 @@ func (s *Store) MatchNodes(ctx context.Context, tenant, ref string) ([]Node, err
 	return s.matchNodes(ctx, tenant, ref)
 }
 
+// LookupNode is Node from memory, for an id or a name only. The result has no Manifest and no
+// CreatedMS, and a change by another process shows after the next Refresh.
+func (s *Store) LookupNode(tenant, ref string) (found Node, ok bool) {
+	ref = strings.ToLower(ref)
+	s.registry.mu.RLock()
+	n := s.registry.byID[ref]
+	if n == nil || n.tenant != tenant {
+		n = s.registry.byName[nodeName{tenant, ref}]
+	}
+	s.registry.mu.RUnlock()
+	if n == nil {
+		return Node{}, false
+	}
+	return Node{NodeID: n.nodeID, Tenant: n.tenant, NodeAttributes: n.nodeAttributes(), LastSeenMS: n.seenMS.Load()}, true
+}
+
 func (s *Store) matchNodes(ctx context.Context, tenant, ref string) (list []Node, err error) {
 	ref = strings.ToLower(ref)
 	if !manifest.ValidNodeName(ref) { // which every id and every prefix of one is

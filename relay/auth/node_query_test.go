@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -76,4 +77,50 @@ func TestNodeQueryPlans(t *testing.T) {
 			t.Errorf("%s:\n%swant %s: %v", where, &plan, index, err)
 		}
 	}
+}
+
+// Memory finds by id and name what the database finds, after every kind of change.
+func TestLookupNode(t *testing.T) {
+	dir := t.TempDir()
+	s, other := openStore(t, Options{StateDir: dir}), openStore(t, Options{StateDir: dir})
+	ids := []string{"01hzx9k3m4p7q8r9s0t1v2w3xa", "01hzx9k3m4p7q8r9s0t1v2w3xb", "01hzx9k3m4p7q8r9s0t1v2w3xc"}
+	refs := append([]string{"attic", "ATTIC", "cellar", "cellar-2", "roof", "nobody", ""}, ids...)
+	check := func(after string) {
+		t.Helper()
+		if err := s.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, tenant := range []string{"acme", "zeta", ""} {
+			for _, ref := range refs {
+				want, err := s.Node(t.Context(), tenant, ref)
+				got, ok := s.LookupNode(tenant, ref)
+				want.Manifest, want.CreatedMS = nil, 0
+				if ok != (err == nil) || ok && !reflect.DeepEqual(got, want) {
+					t.Errorf("%s: %s %q: got %+v %t, want %+v %v", after, tenant, ref, got, ok, want, err)
+				}
+			}
+		}
+		if len(s.registry.byName) != len(s.registry.byID) {
+			t.Errorf("%s: %d names of %d nodes", after, len(s.registry.byName), len(s.registry.byID))
+		}
+	}
+	upsert(t, s, "acme", ids[0], "attic", "[]")
+	upsert(t, other, "acme", ids[1], "cellar", "[]")
+	upsert(t, s, "zeta", ids[2], "attic", "[]")
+	check("registered")
+	set(t, s, "acme", ids[0], Attributes{Name: new("cellar"), AddTags: []string{"north"}}) // takes it from the other node
+	check("a name taken")
+	set(t, other, "acme", ids[0], Attributes{Name: new("roof")})
+	set(t, other, "acme", ids[1], Attributes{Name: new("cellar")})
+	check("renamed by another process")
+	set(t, s, "acme", ids[0], Attributes{Name: new("")})
+	check("an old name again")
+	if _, err := other.RemoveNode(t.Context(), "acme", ids[0], false); err != nil {
+		t.Fatal(err)
+	}
+	check("removed by another process")
+	if _, err := s.RemoveNode(t.Context(), "acme", ids[1], false); err != nil {
+		t.Fatal(err)
+	}
+	check("removed")
 }

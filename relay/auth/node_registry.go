@@ -52,8 +52,14 @@ type node struct {
 type registry struct {
 	mu         sync.RWMutex // protects the fields below
 	byID       map[string]*node
+	byName     map[nodeName]*node
 	lastChange int64 // rows up to this change have been read
 }
+
+// nodeName is the key of registry.byName.
+type nodeName struct{ tenant, name string }
+
+func (n *node) nodeName() nodeName { return nodeName{n.tenant, n.name} }
 
 // get returns the present entry of a node, nil for an unknown one.
 func (r *registry) get(nodeID string) *node {
@@ -76,8 +82,9 @@ func (r *registry) put(list []*node) {
 			n.savedMS = max(n.savedMS, old.savedMS)
 			n.served = old.served // of what this process has saved, the row may be older
 			n.tenant = old.tenant // share the string
+			r.dropName(old)
 		}
-		r.byID[n.nodeID] = n
+		r.byID[n.nodeID], r.byName[n.nodeName()] = n, n
 	}
 }
 
@@ -87,6 +94,14 @@ func (r *registry) remove(nodeID string, change int64) {
 	defer r.mu.Unlock()
 	if n := r.byID[nodeID]; n != nil && n.change < change {
 		delete(r.byID, nodeID)
+		r.dropName(n)
+	}
+}
+
+// dropName removes the name of an entry, unless another node has it by now. The caller holds mu.
+func (r *registry) dropName(n *node) {
+	if r.byName[n.nodeName()] == n {
+		delete(r.byName, n.nodeName())
 	}
 }
 

@@ -87,7 +87,7 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}}, nonces: newNonceMaker(),
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}, byName: map[nodeName]*node{}}, nonces: newNonceMaker(),
 		keyLookup: keyLookup{slot: make(chan struct{}, 1)}}
 	if s.now == nil {
 		s.now = time.Now

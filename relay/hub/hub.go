@@ -281,6 +281,17 @@ func (h *Hub) Status(nodeID string) Status {
 	return s
 }
 
+// Manifest is the JSON array of the capabilities that a linked node announced last, nil for a
+// node without a link.
+func (h *Hub) Manifest(nodeID string) []byte {
+	if n := h.node(nodeID); n != nil {
+		if m := n.announced.Load(); m != nil {
+			return m.Raw
+		}
+	}
+	return nil
+}
+
 // Revision is a number that grows after the Status of a node has changed. Read it before the
 // statuses that it describes.
 func (h *Hub) Revision() uint64 { return h.revision.Load() }
