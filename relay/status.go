@@ -192,7 +192,7 @@ func (r *Relay) measureStores() map[string]int64 {
 	sizes := make(map[string]int64, len(files))
 	for store, patterns := range files {
 		for _, pattern := range patterns {
-			names, _ := filepath.Glob(filepath.Join(globEscape(r.opt.StateDir), pattern)) // a constant pattern is not malformed
+			names, _ := filepath.Glob(filepath.Join(globEscaper.Replace(r.opt.StateDir), pattern)) // a constant pattern is not malformed
 			for _, name := range names {
 				if info, err := os.Stat(name); err == nil {
 					sizes[store] += info.Size()
@@ -203,7 +203,5 @@ func (r *Relay) measureStores() map[string]int64 {
 	return sizes
 }
 
-// globEscape makes a path match itself alone.
-func globEscape(path string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
-}
+// globEscaper makes a path match itself alone.
+var globEscaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
