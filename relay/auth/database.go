@@ -94,23 +94,26 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 		return nil, err
 	}
 	db := &database{dir: d, writeSlot: make(chan struct{}, 1)}
-	if db.writeDB, err = d.openSQL("_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"); err != nil {
+	if db.writeDB, err = d.openSQL(writeCacheKiB, "_journal_mode=WAL&_synchronous=FULL&_txlock=immediate&_defensive=1"); err != nil {
 		return nil, err
 	}
-	if db.readDB, err = d.openSQL("_query_only=1"); err != nil {
+	if db.readDB, err = d.openSQL(readCacheKiB, "_query_only=1"); err != nil {
 		db.writeDB.Close()
 		return nil, err
 	}
 	return db, nil
 }
 
-// cacheKiB is the page cache of a connection. Rows are read and written here and there, and what
-// is read often is in memory (registry), so a larger one would only take memory: each page of
-// 4 KiB takes 8, since the driver's allocator rounds up to a power of two.
-const cacheKiB = 256
+// writeCacheKiB and readCacheKiB are the page caches of the connections. Rows are read and written
+// here and there, and what is read often is in memory (registry), so larger ones would only take
+// memory: a page of 4 KiB takes 8, since the driver's allocator rounds up to a power of two.
+const (
+	writeCacheKiB = 256
+	readCacheKiB  = 128
+)
 
 // openSQL opens one connection to relay.db.
-func (d *stateDir) openSQL(options string) (*sql.DB, error) {
+func (d *stateDir) openSQL(cacheKiB int, options string) (*sql.DB, error) {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d&_pragma=cache_size(-%d)&%s", busyTimeout.Milliseconds(), cacheKiB, options)))
 	if err == nil {
 		db.SetMaxOpenConns(1)

@@ -108,7 +108,7 @@ func (d *stateDir) checkLog() error {
 	if info, err := d.root.Lstat(dbFile + "-wal"); err != nil || info.Size() == 0 {
 		return nil
 	}
-	db, err := d.openSQL("mode=ro&immutable=1")
+	db, err := d.openSQL(readCacheKiB, "mode=ro&immutable=1")
 	if err != nil {
 		return err
 	}

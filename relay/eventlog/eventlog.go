@@ -285,7 +285,7 @@ func Open(o Options) (_ *Store, err error) {
 	if s.stats.Recovered, err = s.openWriter(); err != nil {
 		return nil, err
 	}
-	if s.Reader, err = newReader(o.Path, sqlitefile.DSN(o.Path, fmt.Sprintf("_query_only=1&_busy_timeout=%d&_pragma=cache_size(-256)", busyTimeoutMS)), 2); err != nil {
+	if s.Reader, err = newReader(o.Path, sqlitefile.DSN(o.Path, fmt.Sprintf("_query_only=1&_busy_timeout=%d&_pragma=cache_size(-128)", busyTimeoutMS)), 2); err != nil {
 		return nil, err
 	}
 	s.files = append(s.files, s.Reader)
