@@ -250,6 +250,9 @@ func (c *Calls[V]) Age() {
 	}
 	if c.ages++; c.ages >= maxAges {
 		c.recent, c.next, c.ages = nil, 0, 0
+		if len(c.live) == 0 {
+			c.live = nil
+		}
 	}
 }
 
