@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"runtime"
 	"slices"
@@ -133,18 +134,23 @@ func (c *callers) receive(one *caller, buf []byte) error {
 
 // run keeps the callers busy until end: each sends its next request when it has an answer, or,
 // with a pace (requests a second), when it is time for the next one.
-func (c *callers) run(end time.Time, pace int) error {
+func (c *callers) run(end time.Time, pace int) error { return c.runAt(end, pace, math.MaxInt) }
+
+// runTimes is run without a pace, and with at most n requests.
+func (c *callers) runTimes(end time.Time, n int) error { return c.runAt(end, 0, n) }
+
+func (c *callers) runAt(end time.Time, pace, most int) error {
 	events, buf := make([]unix.EpollEvent, max(len(c.byFD), 1)), make([]byte, 64<<10)
 	begin, sent := time.Now(), 0
 	for {
 		now := time.Now()
-		if now.After(end) && len(c.spare) == len(c.byFD) {
+		if (now.After(end) || sent == most) && len(c.spare) == len(c.byFD) {
 			return nil
 		}
 		if now.After(end.Add(5 * time.Second)) {
 			return fmt.Errorf("%d callers got no answer in five seconds", len(c.byFD)-len(c.spare))
 		}
-		for len(c.spare) > 0 && now.Before(end) && (pace == 0 || sent < int(now.Sub(begin).Seconds()*float64(pace))+1) {
+		for len(c.spare) > 0 && now.Before(end) && sent < most && (pace == 0 || sent < int(now.Sub(begin).Seconds()*float64(pace))+1) {
 			one := c.spare[len(c.spare)-1]
 			c.spare = c.spare[:len(c.spare)-1]
 			if err := c.send(one); err != nil {

@@ -253,6 +253,11 @@ func plainHTTP(addr string, request func(b []byte, host string, n int) []byte) p
 func (r *relayProc) unaryRequest(b []byte, host string, n int) []byte {
 	body := append([]byte(`{"tool":"`), r.echoTool(n)...)
 	body = append(body, `","arguments":{"message":"hello"}}`...)
+	return r.toolRequest(b, host, body)
+}
+
+// toolRequest is a request of POST /mcp/tools/call.
+func (r *relayProc) toolRequest(b []byte, host string, body []byte) []byte {
 	return appendPost(b, "/mcp/tools/call", host, []byte("Accept: application/json\r\nAuthorization: Bearer "+r.token+"\r\n"), body)
 }
 
