@@ -66,7 +66,9 @@ func (s *shard) Take() {
 	g := s.g
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.taken, s.events, s.spare = s.events, s.spare[:0], nil
+	if len(s.events) > 0 {
+		s.taken, s.events, s.spare = s.events, s.spare[:0], nil
+	}
 	broadcastLocked(&g.backlogTaken)
 }
 
