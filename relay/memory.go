@@ -37,7 +37,7 @@ const (
 	quietPart          = 64  // of the live heap: a quiet relay allocates less in a second
 
 	maxCalmAllocation = 1 << 20                // bytes a second in a calm relay
-	minCalm           = 15 * time.Second       // before memory is returned; a load may have pauses
+	minCalm           = 15 * time.Second       // before a relay counts as quiet or calm: a load may have pauses
 	trimPart          = 8                      // of the live heap is returned at least,
 	minTrimSize       = 512 << 10              // and this many bytes
 	trimInterval      = 500 * time.Millisecond // between two times, for each MiB of the live heap
@@ -75,11 +75,11 @@ func memoryLimit() int64 {
 }
 
 // gcPercent returns the growth in percent for a heap of that many live bytes, in a relay that
-// allocates rate bytes a second, and to which arrivals of the linked devices come in a second. It
-// is as much as maxGarbage, but within minGCPercent..maxGCPercent: 8 MiB live give 400, 16 MiB 200,
+// is quiet or not, and to which arrivals of the linked devices come in a second. It is as much as
+// maxGarbage, but within minGCPercent..maxGCPercent: 8 MiB live give 400, 16 MiB 200,
 // and 32 MiB or more give 100.
-func gcPercent(live, rate uint64, linked int, arrivals uint64) int {
-	if rate < live/quietPart || arrivals > uint64(linked/arrivalPart) {
+func gcPercent(live uint64, isQuiet bool, linked int, arrivals uint64) int {
+	if isQuiet || arrivals > uint64(linked/arrivalPart) {
 		return arrivalGCPercent
 	}
 	return int(min(maxGCPercent, max(minGCPercent, maxGarbage*100/max(live, 1))))
@@ -92,6 +92,7 @@ type memoryTuner struct {
 	accepted  uint64    // devices since the start, at the last adjust
 	allocated uint64    // bytes since the start, at the last adjust
 	percent   int       // GC percent in force; 0: GOGC decides
+	loadedAt  time.Time // when the relay was not quiet
 	busyAt    time.Time // when the relay was not calm
 	trimmedAt time.Time
 }
@@ -99,7 +100,7 @@ type memoryTuner struct {
 // newMemoryTuner makes a tuner that leaves GOGC alone if it is set. devices counts those that are
 // linked, and those accepted since the start.
 func newMemoryTuner(devices func() (linked int, accepted uint64)) *memoryTuner {
-	m := &memoryTuner{devices: devices, busyAt: time.Now(), samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+	m := &memoryTuner{devices: devices, loadedAt: time.Now(), busyAt: time.Now(), samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}
 	metrics.Read(m.samples)
 	m.allocated = uint64Of(&m.samples[1])
@@ -124,7 +125,10 @@ func (m *memoryTuner) adjust(now time.Time) {
 	const perSecond = uint64(time.Second / adjustInterval)
 	rate, arrivals := perSecond*(allocs-m.allocated), perSecond*(accepted-m.accepted)
 	m.allocated, m.accepted = allocs, accepted
-	m.setPercent(gcPercent(live, rate, linked, arrivals))
+	if rate >= live/quietPart {
+		m.loadedAt = now
+	}
+	m.setPercent(gcPercent(live, now.Sub(m.loadedAt) >= minCalm, linked, arrivals))
 	if m.mayTrim(now, rate, live, objects-min(live, objects)+free) {
 		debug.FreeOSMemory()
 	}

@@ -6,27 +6,27 @@ import (
 )
 
 func TestGCPercent(t *testing.T) {
-	const busy = 1 << 40 // bytes a second
 	tests := []struct {
 		name           string
-		live, rate     uint64
+		live           uint64
+		isQuiet        bool
 		linked, arrive int
 		want           int
 	}{
-		{"nothing is live", 0, busy, 0, 0, 400},
-		{"small", maxGarbage / 4, busy, 500, 0, 400},
-		{"medium", maxGarbage / 2, busy, 2000, 0, 200},
-		{"large", maxGarbage, busy, 5000, 0, 100},
-		{"huge", 1 << 40, busy, 20000, 0, 100},
-		{"quiet", maxGarbage / 4, maxGarbage/4/quietPart - 1, 500, 0, 50},
-		{"large and quiet", maxGarbage, maxGarbage/quietPart - 1, 5000, 0, 50},
-		{"the first device", maxGarbage / 4, busy, 1, 1, 50},
-		{"some of a few", maxGarbage / 4, busy, 500, 6, 50},
-		{"some of many", maxGarbage, busy, 5000, 50, 100},
-		{"many", maxGarbage, busy, 5000, 51, 50},
+		{"nothing is live", 0, false, 0, 0, 400},
+		{"small", maxGarbage / 4, false, 500, 0, 400},
+		{"medium", maxGarbage / 2, false, 2000, 0, 200},
+		{"large", maxGarbage, false, 5000, 0, 100},
+		{"huge", 1 << 40, false, 20000, 0, 100},
+		{"quiet", maxGarbage / 4, true, 500, 0, 50},
+		{"large and quiet", maxGarbage, true, 5000, 0, 50},
+		{"the first device", maxGarbage / 4, false, 1, 1, 50},
+		{"some of a few", maxGarbage / 4, false, 500, 6, 50},
+		{"some of many", maxGarbage, false, 5000, 50, 100},
+		{"many", maxGarbage, false, 5000, 51, 50},
 	}
 	for _, tt := range tests {
-		if got := gcPercent(tt.live, tt.rate, tt.linked, uint64(tt.arrive)); got != tt.want {
+		if got := gcPercent(tt.live, tt.isQuiet, tt.linked, uint64(tt.arrive)); got != tt.want {
 			t.Errorf("%s: %d %%, want %d", tt.name, got, tt.want)
 		}
 	}
