@@ -37,8 +37,8 @@ func post(addr, path, header, body string) protocol {
 	return plainHTTP(addr, func(b []byte, _ string, _ int) []byte { return append(b, request...) })
 }
 
-func subscribeGet(addr, path string) []byte {
-	return []byte("GET " + path + " HTTP/1.1\r\nHost: " + addr + "\r\nAccept: text/event-stream\r\n\r\n")
+func subscribeGet(addr, path string) [][]byte {
+	return [][]byte{[]byte("GET " + path + " HTTP/1.1\r\nHost: " + addr + "\r\nAccept: text/event-stream\r\n\r\n")}
 }
 
 const jsonHeader = "Content-Type: application/json\r\n"

@@ -18,9 +18,9 @@ type fanoutServer struct {
 	server    *process
 	stop      func()
 	addr      string
-	subscribe []byte // the request of a subscriber
-	started   []byte // what it is sent first
-	mark      []byte // once in each event
+	subscribe [][]byte // the requests of subscribers, in rotation
+	started   []byte   // what it is sent first
+	mark      []byte   // once in each event
 	// publish is how an event is published over HTTP. For a server that gets its events in
 	// another way it is the zero value, and push takes an event or reports that it cannot yet.
 	publish protocol
@@ -65,7 +65,7 @@ func openFanout(s *fanoutServer, n int, next *int) (*fanoutLoad, error) {
 		fd, err := dialFD(s.addr)
 		if err == nil {
 			var in []byte
-			in, err = exchange(fd, s.subscribe, func(in []byte) (bool, error) {
+			in, err = exchange(fd, s.subscribe[i%len(s.subscribe)], func(in []byte) (bool, error) {
 				if len(in) > 16 && !bytes.HasPrefix(in, []byte("HTTP/1.1 200")) {
 					return true, fmt.Errorf("%.300q", in)
 				}
