@@ -49,7 +49,6 @@ func (c *relayConn) setNonblocking() {
 	c.poll = netpoll.NewReader(netpoll.Lowest(c.conn))
 	if t, isTLS := c.conn.(*tls.Conn); isTLS {
 		t.NetConn().(nonblockingReader).ReadNonblocking(c.poll)
-		c.handshakeTLS = t
 	}
 }
 

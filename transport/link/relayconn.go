@@ -78,8 +78,6 @@ type relayConn struct {
 	off       int     // how much of it has been parsed
 	message   []byte  // a fragmented message, up to here
 	fragments int     // the number of its fragments; 0: no message is under way
-	// handshakeTLS is conn while it has the buffers of the TLS handshake, and is polled.
-	handshakeTLS *tls.Conn
 
 	closed         sync.Once
 	closing        atomic.Bool // Close was called
@@ -220,11 +218,7 @@ func (c *relayConn) Read(fn func([]byte) error) error {
 // releaseInput handles a failed read: it returns the buffer to its pool unless a partial
 // frame waits in it, and answers a violation of the protocol.
 func (c *relayConn) releaseInput(err error) {
-	wouldBlock := errors.Is(err, netpoll.ErrWouldBlock)
-	if c.handshakeTLS != nil && wouldBlock && releaseTLSBuffers(c.handshakeTLS) {
-		c.handshakeTLS = nil
-	}
-	if c.buf != nil && (c.off == len(*c.buf) || !wouldBlock) {
+	if c.buf != nil && (c.off == len(*c.buf) || !errors.Is(err, netpoll.ErrWouldBlock)) {
 		recycle(&readBuffers, c.buf, *c.buf)
 		c.buf, c.off = nil, 0
 	}
