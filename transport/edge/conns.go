@@ -267,6 +267,7 @@ type stranger struct {
 	key     netip.Prefix // of its address
 	since   time.Time
 	element *list.Element // in Conns.order; nil: of a known address
+	cancel  func()        // its wait for a TLS handshake; nil: it did not wait
 }
 
 // Close closes the connection and counts it out.
@@ -282,6 +283,9 @@ func (c *Conn) Close() error {
 	c.conns.mu.Unlock()
 	if !again {
 		if was != nil {
+			if was.cancel != nil {
+				was.cancel()
+			}
 			c.conns.rates.Charge(was.key.String(), 1, time.Now())
 		}
 		if id := c.agent.Load(); id != nil {
@@ -391,21 +395,30 @@ func connBelow(nc net.Conn) *Conn {
 func (c *Conns) PaceTLS(cfg *tls.Config) *tls.Config {
 	cfg = cfg.Clone()
 	cfg.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		if conn := connBelow(hello.Conn); conn == nil || !conn.isUnknown() {
-			return nil, nil
-		}
 		ctx, cancel := context.WithTimeout(hello.Context(), tlsWait)
 		defer cancel()
-		return nil, c.tlsPace.Wait(ctx) // it fails at once when the queue is longer than that
+		if conn := connBelow(hello.Conn); conn == nil || !conn.cancelWhenClosed(cancel) {
+			return nil, nil
+		}
+		err := c.tlsPace.Wait(ctx) // it fails at once when the queue is longer than that
+		if err != nil {
+			<-ctx.Done() // a client that tries again at once waits here, where it costs least
+		}
+		return nil, err
 	}
 	return cfg
 }
 
-// isUnknown reports whether the connection is a stranger's from an address that showed no token.
-func (c *Conn) isUnknown() bool {
+// cancelWhenClosed makes Close call cancel, and reports whether the connection is an open one of a
+// stranger from an address that showed no token. It does nothing for others.
+func (c *Conn) cancelWhenClosed(cancel context.CancelFunc) bool {
 	c.conns.mu.Lock()
 	defer c.conns.mu.Unlock()
-	return c.stranger != nil && c.stranger.element != nil
+	if c.stranger == nil || c.stranger.element == nil {
+		return false
+	}
+	c.stranger.cancel = cancel
+	return true
 }
 
 // ConnOf returns the counted connection of a request; nil if it is not counted.
