@@ -29,17 +29,18 @@ func shrinkSendBuffer(t *testing.T, c *Conn) {
 	}
 }
 
-// socketExists says that the server's socket to the client at addr still exists.
-func socketExists(t *testing.T, addr net.Addr) bool {
+// socketExists says that the server's socket to a client still exists.
+func socketExists(t *testing.T, client net.Conn) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
 		t.Fatal(err)
 	}
-	remote := fmt.Sprintf(" 0100007F:%04X ", addr.(*net.TCPAddr).Port)
+	hex := func(a net.Addr) string { return fmt.Sprintf("0100007F:%04X", a.(*net.TCPAddr).Port) }
+	local, remote := hex(client.RemoteAddr()), hex(client.LocalAddr())
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
-		if len(f) > 3 && strings.HasSuffix(" "+f[2]+" ", remote) && f[3] != "06" { // 06: TIME_WAIT
+		if len(f) > 3 && f[1] == local && f[2] == remote && f[3] != "06" { // 06: TIME_WAIT
 			return true
 		}
 	}
