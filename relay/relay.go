@@ -312,6 +312,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 	})
 	r.runGateway(streams, &background, failed)
+	<-r.mcp.Started()
 	srv, metricsSrv := r.serveHTTP(&serving, failed)
 	r.setReady()
 

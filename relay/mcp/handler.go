@@ -89,6 +89,7 @@ type Handler struct {
 	neverDirect bool   // tests compare direct calls with the SDK's answers
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 	schemas     schemaCache
+	started     chan struct{} // closed by Run
 
 	mu       sync.RWMutex    // protects the fields below
 	ctx      context.Context // Run's; nil before
@@ -139,6 +140,7 @@ func New(opts Options) *Handler {
 		opts:        opts,
 		log:         opts.Logger,
 		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opts.Version},
+		started:     make(chan struct{}),
 		tenants:     make(map[string]*tenant),
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*sse.QueuedWriter),
@@ -159,6 +161,9 @@ func setDefault[T cmp.Ordered](v *T, def T) {
 	}
 }
 
+// Started returns a channel that is closed once Run serves. Until then requests are refused with 503.
+func (h *Handler) Started() <-chan struct{} { return h.started }
+
 // Run serves until ctx ends. It then ends every stream and session, and waits for its
 // goroutines. A call in progress is answered with an error first: requestMux and
 // timeoutWriter do that when they see the end, and so does a direct call in a session. Other direct
@@ -173,6 +178,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	}
 	h.ctx = ctx
 	h.mu.Unlock()
+	close(h.started)
 	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil {
