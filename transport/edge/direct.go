@@ -1,6 +1,7 @@
 package edge
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -26,24 +27,17 @@ type directConn struct {
 	framingConn
 	server     *Server
 	ctx        context.Context // of ConnContext
-	remoteAddr string
-	handedOver bool // net/http serves the connection
+	handedOver bool            // net/http serves the connection
 
 	// Set by the first direct request.
-	key    uint64
-	cancel context.CancelFunc // of ctx: the client has left
-
-	deadline time.Time // of the reads to come; zero: not set here
+	remoteAddr string
+	key        uint64
+	cancel     context.CancelFunc // of ctx: the client has left
 }
 
-const (
-	// restTimeout is how long the rest of a direct request may take that did not arrive whole. Some
-	// clients write head and body separately.
-	restTimeout = 100 * time.Millisecond
-	// idleSlack is how much less than idleTimeout a connection may get, so that a busy one sets its
-	// deadline once in idleSlack and not for each request.
-	idleSlack = 10 * time.Second
-)
+// restTimeout is how long the rest of a direct request may take that did not arrive whole. Some
+// clients write head and body separately.
+const restTimeout = 100 * time.Millisecond
 
 // Read serves direct requests. It returns when net/http has something to do.
 func (c *directConn) Read(b []byte) (int, error) {
@@ -76,18 +70,19 @@ func (c *directConn) serveDirect(b []byte) (n int, err error) {
 				return n, err
 			}
 		}
+		if c.cancel != nil { // some clients end a body with an empty line, which net/http skips, too
+			if n = copy(b, bytes.TrimLeft(b[:n], "\r\n")); n == 0 {
+				continue
+			}
+		}
 		r, size := parseDirect(b[:n])
 		if r == nil && size > 0 { // a part of a request
-			if n, err = c.readRest(b, n); err != nil {
+			if n, err = c.readRest(b, n, size); err != nil {
 				return n, err
 			}
 			r, size = parseDirect(b[:n])
 		}
-		if r == nil {
-			return n, nil
-		}
-		r.RemoteAddr = c.remote()
-		if !c.server.Direct(r) || !c.start() {
+		if r == nil || !c.server.Direct(r) || !c.start() {
 			return n, nil
 		}
 		if !c.serveOne(r) {
@@ -104,7 +99,7 @@ func (c *directConn) start() bool {
 		return true
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
-	c.ctx, c.cancel = ctx, cancel
+	c.ctx, c.cancel, c.remoteAddr = ctx, cancel, c.RemoteAddr().String()
 	if c.server.direct.add(c) {
 		return true
 	}
@@ -123,11 +118,8 @@ func (c *directConn) stop() {
 
 // awaitRequest bounds the wait for the next request. It fails when the server stops.
 func (c *directConn) awaitRequest() error {
-	if now := time.Now(); c.deadline.Sub(now) < idleTimeout-idleSlack {
-		c.deadline = now.Add(idleTimeout)
-		if err := c.SetReadDeadline(c.deadline); err != nil {
-			return err
-		}
+	if err := c.SetReadDeadline(time.Now().Add(idleTimeout)); err != nil {
+		return err
 	}
 	if c.server.direct.isDraining() { // after the deadline, which drain overwrites
 		return io.EOF
@@ -136,13 +128,12 @@ func (c *directConn) awaitRequest() error {
 }
 
 // readRest reads until b begins with a whole request or something else than a direct one, for
-// restTimeout at most.
-func (c *directConn) readRest(b []byte, n int) (int, error) {
-	c.deadline = time.Time{}
+// restTimeout at most. n bytes are there, and size are needed.
+func (c *directConn) readRest(b []byte, n, size int) (int, error) {
 	if err := c.SetReadDeadline(time.Now().Add(restTimeout)); err != nil {
 		return 0, err
 	}
-	for n < len(b) {
+	for n < size && size <= len(b) {
 		m, err := c.Conn.Read(b[n:])
 		n += m
 		if ne, ok := err.(net.Error); ok && ne.Timeout() {
@@ -150,28 +141,21 @@ func (c *directConn) readRest(b []byte, n int) (int, error) {
 		} else if err != nil {
 			return 0, err
 		}
-		if r, size := parseDirect(b[:n]); r != nil || size == 0 {
-			return n, nil
+		if n >= size { // not for each byte of a body
+			_, size = parseDirect(b[:n])
 		}
 	}
-	return n, c.SetReadDeadline(time.Now().Add(headerTimeout))
+	return n, c.SetReadDeadline(time.Now().Add(headerTimeout)) // net/http may get a part of a head
 }
 
 // serveOne answers one request, and reports whether the connection may serve another one.
 func (c *directConn) serveOne(r *http.Request) (reuse bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
-	w := &directWriter{conn: c, header: make(http.Header, 8), directBuffer: directBuffers.Get().(*directBuffer), declared: -1}
+	w := &directWriter{conn: c, header: make(http.Header, 8), declared: -1}
+	r.RemoteAddr = c.remoteAddr
 	c.server.Handler.ServeHTTP(w, r.WithContext(ctx))
 	return w.finish()
-}
-
-// remote is http.Request.RemoteAddr.
-func (c *directConn) remote() string {
-	if c.remoteAddr == "" {
-		c.remoteAddr = c.RemoteAddr().String()
-	}
-	return c.remoteAddr
 }
 
 // directConns are the connections of a server that direct requests have come on.
@@ -294,18 +278,17 @@ func parseDirect(b []byte) (r *http.Request, size int) {
 	if !strings.HasPrefix(string(b[:min(len(b), len(method))]), method[:min(len(b), len(method))]) {
 		return nil, 0
 	}
-	text := string(b)
-	head, _, found := strings.Cut(text, end)
-	if !found {
+	headLen := bytes.Index(b, []byte(end))
+	if headLen < 0 {
 		return nil, len(b) + 1
 	}
+	head := string(b[:headLen])
 	line, rest, _ := strings.Cut(head, "\r\n")
 	path, ok := strings.CutSuffix(line[len(method):], version)
 	if !ok || path == "" || path[0] != '/' || !consistsOf(path, pathByte) {
 		return nil, 0
 	}
 	h := make(http.Header, 8)
-	values := make([]string, 0, 8) // one allocation for most
 	length, host := 0, ""
 	for more := rest != ""; more; {
 		line, rest, more = strings.Cut(rest, "\r\n")
@@ -332,23 +315,18 @@ func parseDirect(b []byte) (r *http.Request, size int) {
 		case "Transfer-Encoding", "Trailer", "Te", "Expect", "Upgrade", "Pragma":
 			return nil, 0
 		}
-		values = append(values, value)
-		if h[name] == nil {
-			h[name] = values[len(values)-1 : len(values) : len(values)]
-		} else {
-			h[name] = append(h[name], value)
-		}
+		h[name] = append(h[name], value)
 	}
 	if host == "" || length == 0 {
 		return nil, 0
 	}
-	bodyAt := len(head) + len(end)
+	bodyAt := headLen + len(end)
 	if size = bodyAt + length; size > len(b) {
 		return nil, size
 	}
 	return &http.Request{
 		Method: http.MethodPost, URL: &url.URL{Path: path}, RequestURI: path, Proto: version[1:], ProtoMajor: 1, ProtoMinor: 1,
-		Header: h, Host: host, ContentLength: int64(length), Body: io.NopCloser(strings.NewReader(text[bodyAt:size])),
+		Header: h, Host: host, ContentLength: int64(length), Body: io.NopCloser(strings.NewReader(string(b[bodyAt:size]))),
 	}, size
 }
 

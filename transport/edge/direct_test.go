@@ -97,6 +97,9 @@ func TestDirectResponses(t *testing.T) {
 			w.Header().Set("Content-Type", "text/plain")
 			_, _ = io.WriteString(w, large)
 			_, _ = io.WriteString(w, large)
+			if d, ok := w.(*directWriter); ok && cap(d.body)+cap(d.out) > 4*maxBuffered {
+				t.Errorf("a response of %d bytes holds %d", 2*len(large), cap(d.body)+cap(d.out))
+			}
 		},
 		"close": func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Connection", "close")
@@ -168,7 +171,10 @@ func TestDirectConnection(t *testing.T) {
 		{"another kind behind", []string{post("/1", "a") + chunked + post("/2", "b")}, "true /1 a|false /c ab|false /2 b"},
 		{"not taken", []string{post("/elsewhere", "a") + post("/2", "b")}, "false /elsewhere a|false /2 b"},
 		{"large", []string{post("/1", strings.Repeat("x", 5000)), post("/2", "b")}, "false /1 " + strings.Repeat("x", 5000) + "|false /2 b"},
+		{"an empty line behind", []string{post("/1", "a") + "\r\n" + post("/2", "b"), "\r", "\n", chunked}, "true /1 a|true /2 b|false /c ab"},
 		{"late", []string{"POST /1 HTT", "late", "P/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na"}, "false /1 a"},
+		{"late body", []string{head, "late", "{", "late", body + post("/2", "b")}, "false /split { }|false /2 b"},
+		{"late, another kind", []string{"P", "UT /1 HTT", "late", "P/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na"}, "false /1 a"},
 		{"both lengths", []string{"POST /1 HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"}, ""},
 		{"a length twice", []string{"POST /1 HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"}, ""},
 	} {
@@ -248,6 +254,10 @@ func TestDirectShutdown(t *testing.T) {
 	if _, err := inIdle.ReadByte(); err != io.EOF {
 		t.Errorf("the idle connection: %v", err)
 	}
+	_, inNew := dialDirect(t, addrs[0])
+	if _, err := inNew.ReadByte(); err != io.EOF {
+		t.Errorf("a new connection: %v", err)
+	}
 	select {
 	case err := <-done:
 		t.Fatalf("Shutdown has not waited: %v", err)
@@ -270,7 +280,7 @@ func TestDirectAllocates(t *testing.T) {
 		if r, _ := parseDirect(in); r == nil {
 			t.Fatal("not direct")
 		}
-	}); n > 9 {
+	}); n > 14 {
 		t.Errorf("parsing makes %.0f allocations", n)
 	}
 }

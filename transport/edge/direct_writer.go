@@ -2,11 +2,11 @@ package edge
 
 import (
 	"errors"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -17,8 +17,9 @@ type directWriter struct {
 	conn   *directConn
 	header http.Header
 
-	*directBuffer
-	status    int // 0: WriteHeader was not called
+	out       []byte // what goes out next: the head at first
+	body      []byte // that was not sent yet, up to maxBuffered
+	status    int    // 0: WriteHeader was not called
 	headSent  bool
 	isChunked bool
 	sniff     bool  // the handler has left the Content-Type to the server
@@ -35,22 +36,6 @@ const maxBuffered = 32 << 10
 
 var errDirectFinished = errors.New("edge: the handler has returned")
 
-// directBuffers has the buffers of responses.
-var directBuffers = sync.Pool{New: func() any { return new(directBuffer) }}
-
-type directBuffer struct {
-	out  []byte // what goes out next: the head at first
-	body []byte // that was not sent yet
-}
-
-// release returns the buffer to its pool, unless it has grown.
-func (b *directBuffer) release() {
-	if cap(b.out) <= maxBuffered && cap(b.body) <= maxBuffered {
-		b.out, b.body = b.out[:0], b.body[:0]
-		directBuffers.Put(b)
-	}
-}
-
 // Header implements http.ResponseWriter.
 func (w *directWriter) Header() http.Header { return w.header }
 
@@ -60,16 +45,10 @@ func (w *directWriter) WriteHeader(status int) {
 		return
 	}
 	w.status = status
-	b := append(w.out, "HTTP/1.1 "...)
+	b := append(make([]byte, 0, 512), "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = append(append(append(b, ' '), http.StatusText(status)...), "\r\n"...)
-	var array [12]string
-	names := array[:0]
-	for name := range w.header {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(w.header)) {
 		if !consistsOf(name, tokenByte) {
 			continue
 		}
@@ -113,9 +92,12 @@ func (w *directWriter) Write(b []byte) (int, error) {
 	case w.declared >= 0 && w.written > w.declared:
 		return 0, http.ErrContentLength
 	}
-	w.body = append(w.body, b...)
-	if len(w.body) > maxBuffered {
-		w.send(false)
+	for rest := b; len(rest) > 0 && w.err == nil; { // in parts: a slow client must not hold copies of the whole
+		if len(w.body) == maxBuffered {
+			w.send(false)
+		}
+		n := min(len(rest), maxBuffered-len(w.body))
+		w.body, rest = append(w.body, rest[:n]...), rest[n:]
 	}
 	return len(b), w.err
 }
@@ -203,6 +185,5 @@ func (w *directWriter) finish() (reuse bool) {
 	isWhole := w.declared < 0 || w.declared == w.written || !w.mayHaveBody()
 	reuse = w.err == nil && isWhole && !w.isLast
 	w.err = errDirectFinished // what a goroutine of the handler writes now goes nowhere
-	w.release()
 	return reuse
 }

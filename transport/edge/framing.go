@@ -16,7 +16,8 @@ import (
 type Server struct {
 	*http.Server
 	// Direct reports whether a request may be served without net/http, see directConn. Its handler
-	// must not hijack the connection. It is set before Serve; nil: none may.
+	// must not hijack the connection, and finds neither Request.TLS nor http.LocalAddrContextKey. It
+	// is set before Serve; nil: none may.
 	Direct func(r *http.Request) bool
 
 	direct directConns
@@ -55,6 +56,10 @@ type framingListener struct {
 // Accept waits for the next connection.
 func (l framingListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
+	for err == nil && l.server.direct.isDraining() { // http.Server.Shutdown closes the listener after the drain
+		_ = c.Close()
+		c, err = l.Listener.Accept()
+	}
 	if err != nil {
 		return nil, err
 	}
