@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"agentctl/manifest"
@@ -21,6 +22,7 @@ type listVersion struct{ etag, body string }
 // that neither is sent again to a client that has it.
 func (r *testRelay) listNodes() listVersion {
 	r.t.Helper()
+	synctest.Wait() // what is under way, such as the end of a link, is a change between two requests
 	get := func(changes ...string) *answer {
 		return r.do(http.MethodGet, "/v1/nodes", "", r.headers(changes...))
 	}
