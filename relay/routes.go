@@ -49,6 +49,9 @@ func (r *Relay) routes() http.Handler {
 func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
+		if edge.ConnOf(req).IsLastRequest() {
+			w.Header().Set("Connection", "close")
+		}
 		edge.SetBodyDeadline(w, req, edge.BodyTimeout)
 		preflight := edge.IsPreflight(req)
 		h, pattern := mux.Handler(req)

@@ -36,6 +36,9 @@ const (
 	maxStrangerRates = 4096 // addresses whose rate is tracked; the one used last is dropped first
 	maxRefusing      = 256  // refused connections that may read their refusal
 	refusalTimeout   = 500 * time.Millisecond
+	// A connection serves this many requests without a token, so that strangerRate bounds the requests
+	// of an address, too.
+	maxStrangerRequests = 16
 	// TLS handshakes of unknown addresses begin at this rate, because each takes 0.3 ms of a CPU.
 	tlsRate  = 500 // a second
 	tlsBurst = 100
@@ -257,6 +260,8 @@ type Conn struct {
 	conns *Conns
 	agent atomic.Pointer[Identity] // whose share it belongs to; set once
 
+	requests atomic.Uint32 // see IsLastRequest
+
 	// Protected by Conns.mu.
 	stranger *stranger // nil: it has shown a token, or is a proxy's
 	closed   bool
@@ -331,6 +336,17 @@ func (c *Conn) Authenticate(id Identity) error {
 	}
 	c.markKnownLocked()
 	return nil
+}
+
+// IsLastRequest counts a request on the connection, and reports whether the connection has to end
+// after it: no token was shown on it in maxStrangerRequests. A nil Conn serves any number.
+func (c *Conn) IsLastRequest() bool {
+	if c == nil || c.agent.Load() != nil || c.requests.Add(1) < maxStrangerRequests {
+		return false
+	}
+	c.conns.mu.Lock()
+	defer c.conns.mu.Unlock()
+	return c.stranger != nil
 }
 
 // MarkKnown notes that the peer is no stranger, and belongs to no identity that has a share: a

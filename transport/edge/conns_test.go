@@ -35,6 +35,9 @@ func connServer(t *testing.T, conns *Conns) (addr string) {
 		if r.URL.Path == "/known" {
 			ConnOf(r).MarkKnown()
 		}
+		if ConnOf(r).IsLastRequest() {
+			w.Header().Set("Connection", "close")
+		}
 	}), nil)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = srv.Serve(conns.Listener(ln, true)) }()
@@ -307,5 +310,29 @@ func TestPaceTLS(t *testing.T) {
 	}
 	if err := get("127.0.0.3", "/"); err != nil {
 		t.Error("a known address:", err)
+	}
+}
+
+// TestStrangerRequests: a connection ends after so many requests without a token, and serves any
+// number with one.
+func TestStrangerRequests(t *testing.T) {
+	addr := connServer(t, NewConns(ConnOptions{MaxOpen: 100}))
+	for path, want := range map[string]int{"/": maxStrangerRequests, "/as/ann": 5 * maxStrangerRequests, "/known": 5 * maxStrangerRequests} {
+		in, c := from(t, addr, "127.0.0.1", path)
+		served := 1
+		for {
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatalf("%s: %v after %d", path, err, served)
+			}
+			if resp.Close || served == 5*maxStrangerRequests {
+				break
+			}
+			served++
+			_, _ = io.WriteString(c, "GET "+path+" HTTP/1.1\r\nHost: x\r\n\r\n")
+		}
+		if served != want {
+			t.Errorf("%s: %d requests were served, want %d", path, served, want)
+		}
 	}
 }
