@@ -52,6 +52,7 @@ type bridge struct {
 
 	mu       sync.Mutex          // protects the fields below
 	inFlight map[string]*request // by the JSON of the id: 1 and "1" are different ids
+	pending  int                 // requests that end by themselves and have not ended
 	session  session
 }
 
@@ -194,8 +195,12 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 	key := string(m.ID)
 	b.mu.Lock()
 	isDuplicate := b.inFlight[key] != nil
+	r := &request{cancel: cancel, isModern: m.version != "", endsByItself: m.Method != "subscriptions/listen"}
 	if !isDuplicate {
-		b.inFlight[key] = &request{cancel: cancel, isModern: m.version != "", endsByItself: m.Method != "subscriptions/listen"}
+		b.inFlight[key] = r
+		if r.endsByItself {
+			b.pending++
+		}
 	}
 	b.mu.Unlock()
 	if isDuplicate {
@@ -208,7 +213,12 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 		defer func() {
 			cancel()
 			b.mu.Lock()
-			delete(b.inFlight, key)
+			if b.inFlight[key] == r {
+				delete(b.inFlight, key)
+			}
+			if r.endsByItself {
+				b.pending--
+			}
 			b.mu.Unlock()
 			select {
 			case b.requestEnded <- struct{}{}:
@@ -221,9 +231,21 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 			err = errors.New("the server ended the stream without an answer")
 		}
 		if err != nil && ctx.Err() == nil { // a canceled request gets no answer
+			b.freeID(m.ID)
 			b.answerError(m.ID, err)
 		}
 	})
+}
+
+// freeID allows the id of a request again. It is called before the answer is written: the
+// client may reuse the id as soon as it has read that. The id of a listen stream stays, since
+// a cancellation finds the stream by it.
+func (b *bridge) freeID(id json.RawMessage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if r := b.inFlight[string(id)]; r != nil && r.endsByItself {
+		delete(b.inFlight, string(id))
+	}
 }
 
 // cancelRequest cancels a request of the era without sessions by closing its connection, as
@@ -263,12 +285,7 @@ func (b *bridge) drain(ctx context.Context) {
 func (b *bridge) isBusy() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, r := range b.inFlight {
-		if r.endsByItself {
-			return true
-		}
-	}
-	return false
+	return b.pending > 0
 }
 
 // write writes one message as a line: a line break inside a message of the server is JSON

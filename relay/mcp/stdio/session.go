@@ -113,6 +113,7 @@ func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answer
 		var a message
 		if json.Unmarshal(msg, &a) == nil && a.Method == "" && bytes.Equal(a.ID, m.ID) {
 			answered = true
+			b.freeID(m.ID)
 		}
 		b.write(msg)
 	})

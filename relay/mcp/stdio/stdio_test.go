@@ -322,6 +322,21 @@ func TestErrors(t *testing.T) {
 	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "no relay answers at", "refused")
 }
 
+// TestIDFreeAfterAnswer: an id can be used again as soon as its answer has been read.
+func TestIDFreeAfterAnswer(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	for range 300 {
+		for _, method := range []string{"ping", "no/such"} {
+			c.send(`{"jsonrpc":"2.0","id":1,"method":"` + method + `"}`)
+			if line := c.until(`"id":1`); strings.Contains(line, "in progress") {
+				t.Fatalf("%s: %s", method, line)
+			}
+		}
+	}
+}
+
 // TestEndOfInput: a pipe that closes after its last request still gets its answers, and
 // the session is ended.
 func TestEndOfInput(t *testing.T) {
