@@ -115,6 +115,12 @@ func (c *Config) HistoryEnabled() bool {
 	return c.Bool("history.enabled") && c.Duration("history.flush") > 0
 }
 
+// CapabilityEnabled reports whether a capability may be announced. Those without a switch may.
+func (c *Config) CapabilityEnabled(capID string) bool {
+	s, ok := c.Settings["capabilities."+capID]
+	return !ok || s.Value.(bool)
+}
+
 // AlertRules returns the rules in force: those of the configuration, and the built-in ones
 // whose id it does not use.
 //

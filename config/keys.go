@@ -97,6 +97,21 @@ func NeedKey(name string) (*Key, error) {
 	return nil, fmt.Errorf("unknown key %.64q%s", name, hint)
 }
 
+// switchable are the capabilities that an operator can turn off, or on, by their cap_id.
+var switchable = []struct {
+	id, doc string
+	enabled bool // by default
+}{
+	{"info", "model, operating system and kernel (system.info)", true},
+	{"modules", "temperature, power, wear and network traffic (system.modules)", true},
+	{"processes", "the processes that use most (system.processes)", true},
+	{"services", "systemd's services (system.services)", true},
+	{"journal", "lines of the journal (system.journal)", false},
+	{"disks", "file systems and their fill (system.disks)", true},
+	{"network", "interfaces, addresses and routes (system.network)", true},
+	{"doctor", "the board's own checks (system.doctor)", true},
+}
+
 // moduleWords are the modules that module_intervals knows.
 var moduleWords = prober.AllModules.Names()
 
@@ -145,10 +160,18 @@ func newKeys() []Key {
 		{Name: "history.max_bytes", Kind: KindInt, min: history.MinMaxBytes, max: 1 << 40, unit: "bytes",
 			Applied: ApplyLive, def: func() any { return int64(history.DefaultMaxBytes) },
 			doc: "Size of the file, beyond which the oldest samples are removed."},
+		{Name: "processes.arguments", Kind: KindBool, Applied: ApplyLive, def: func() any { return false },
+			doc: "Whether system.processes returns the arguments of processes, which may contain secrets."},
+		{Name: "journal.socket", Kind: KindPath, Applied: ApplyRestart, def: text(DefaultJournalSocket),
+			doc: "Socket of the helper that reads the journal, agentctl-journal.socket."},
 		{Name: "alerts.defaults", Kind: KindBool, Applied: ApplyLive, def: func() any { return true },
 			doc: "Whether the built-in rules are in force beside alerts.rules; a rule with the same id replaces one."},
 		{Name: "alerts.rules", Kind: KindRules, Applied: ApplyLive, def: func() any { return []alert.Rule(nil) },
 			doc: "Rules for the event alert. A list in a later file replaces one in an earlier file."},
+	}
+	for _, c := range switchable {
+		keys = append(keys, Key{Name: "capabilities." + c.id, Kind: KindBool, Applied: ApplyLive, def: func() any { return c.enabled },
+			doc: "Whether the relay and local programs may ask for " + c.doc + "."})
 	}
 	for _, m := range moduleWords {
 		module, _ := prober.ModuleByName(m)

@@ -17,6 +17,9 @@ const (
 	SystemStateDir = "/var/lib/agentctl"
 	// ServiceSocket is where agentctl.socket listens.
 	ServiceSocket = "/run/agentctl/agentctl.sock"
+	// DefaultJournalSocket is where agentctl-journal.socket listens. It is not in /run/agentctl, which
+	// the daemon's user may not enter.
+	DefaultJournalSocket = "/run/agentctl-journal.sock"
 )
 
 // DefaultPath returns the configuration file of the service, or of an ordinary user.

@@ -213,7 +213,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
 		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Synchronized: clock.NTPSynchronized, Log: d.log,
 		Token:   func() (string, error) { return d.readToken(tokenFile) },
-		OnReady: d.saveNodeID,
+		OnReady: d.saveNodeID, Enabled: c.CapabilityEnabled,
 	}
 	var err error
 	if k := m.keeper; k != nil {

@@ -27,6 +27,7 @@ type deviceOptions struct {
 	DiskPath   string        // "": /
 	// Synchronized reports whether the system clock is right; nil: nobody knows.
 	Synchronized func() bool
+	Enabled      func(capID string) bool                             // which capabilities to announce; nil: all
 	History      handlers.Recorded                                   // what the device records; nil: it has no history to query
 	DialSlots    chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
 	Joined       bool                                                // by a credential, which the hints for a link that is down depend on
@@ -73,8 +74,22 @@ func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Enabled != nil {
+		d.mux.SetEnabled(o.Enabled)
+	}
 	d.client = d.newClient(o)
 	return d, nil
+}
+
+// setEnabled enables the capabilities for which enabled is true, and announces them if that changed
+// anything.
+func (d *device) setEnabled(enabled func(capID string) bool) {
+	if !d.mux.SetEnabled(enabled) {
+		return
+	}
+	if c := d.link(); c != nil {
+		c.Announce()
+	}
 }
 
 // newClient makes the device's end of a link, nil without a relay.

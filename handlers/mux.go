@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"agentctl/manifest"
@@ -47,8 +48,8 @@ type Options struct {
 // Mux routes calls to handlers. Its methods may be called from any goroutine.
 type Mux struct {
 	opt     Options
-	caps    []manifest.Capability
-	entries map[string]*entry // by cap_id
+	caps    []manifest.Capability // of all handlers
+	entries map[string]*entry     // by cap_id
 }
 
 type entry struct {
@@ -56,6 +57,7 @@ type entry struct {
 	kind       *manifest.Kind
 	handler    Handler
 	limit      *manifest.Limit
+	enabled    atomic.Bool
 }
 
 // New returns a Mux. It refuses a handler whose capability is not one of this release,
@@ -74,15 +76,30 @@ func New(o Options, hs ...Handler) (*Mux, error) {
 			return nil, fmt.Errorf("handlers: capability %q is given twice", c.CapID)
 		}
 		kind, _ := manifest.LookupKind(c.Kind)
-		m.entries[c.CapID] = &entry{c, kind, h, manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
+		e := &entry{capability: c, kind: kind, handler: h, limit: manifest.NewLimit(c.Constraints, manifest.DeviceWindow)}
+		e.enabled.Store(true)
+		m.entries[c.CapID] = e
 		m.caps = append(m.caps, c)
 	}
 	return m, nil
 }
 
-// Capabilities returns what the handlers answer, in the order of New. The slice is shared;
-// do not change it.
-func (m *Mux) Capabilities() []manifest.Capability { return m.caps }
+// Capabilities returns the enabled capabilities, in the order of New.
+func (m *Mux) Capabilities() []manifest.Capability {
+	return slices.DeleteFunc(slices.Clone(m.caps), func(c manifest.Capability) bool { return !m.entries[c.CapID].enabled.Load() })
+}
+
+// SetEnabled enables the capabilities for whose cap_id enabled returns true and disables the
+// others; New enables all. It reports whether that changed anything, in which case the device
+// has to announce again. Calls that run already are not ended.
+func (m *Mux) SetEnabled(enabled func(capID string) bool) (changed bool) {
+	for id, e := range m.entries {
+		if on := enabled(id); e.enabled.Swap(on) != on {
+			changed = true
+		}
+	}
+	return changed
+}
 
 // Call checks a call and hands it to its handler. The error is always a *manifest.Error:
 // E_MANIFEST_INVALID for a tool that was not announced or arguments that do not fit,
@@ -112,7 +129,7 @@ func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (re
 
 func (m *Mux) lookup(tool manifest.ToolName) (*entry, *manifest.Verb) {
 	s := m.entries[tool.CapID]
-	if s == nil || tool.Short != s.kind.Short {
+	if s == nil || tool.Short != s.kind.Short || !s.enabled.Load() {
 		return nil, nil
 	}
 	if !slices.Contains(s.capability.Verbs, tool.Verb) {

@@ -70,6 +70,30 @@ func wantCode(t testing.TB, what string, err error, code manifest.Code) {
 	}
 }
 
+// TestSetEnabled checks that a disabled capability is neither announced nor answered.
+func TestSetEnabled(t *testing.T) {
+	m := mux(t, handlers.Options{}, handlers.NewEcho(func() (int64, bool) { return 1893456000000, true }), &fake{capability: manifest.Metrics()})
+	echo := tool(t, "sysecho.NODE.echo.invoke")
+	call := func() error {
+		_, _, err := m.Call(t.Context(), echo, []byte(`{"message":"hi"}`))
+		return err
+	}
+	if err := call(); err != nil {
+		t.Fatal(err)
+	}
+	withoutEcho := func(capID string) bool { return capID != "echo" }
+	if !m.SetEnabled(withoutEcho) || m.SetEnabled(withoutEcho) {
+		t.Error("the first call changes something, the second does not")
+	}
+	if caps := m.Capabilities(); len(caps) != 1 || caps[0].CapID != "metrics" {
+		t.Errorf("announced: %v", caps)
+	}
+	wantCode(t, "a disabled tool", call(), manifest.ManifestInvalid)
+	if !m.SetEnabled(func(string) bool { return true }) || len(m.Capabilities()) != 2 || call() != nil {
+		t.Errorf("enabled again: %v, %v", m.Capabilities(), call())
+	}
+}
+
 // The announce holds exactly what is registered, as RFC-0005 §9 has it.
 func TestAnnouncesWhatItAnswers(t *testing.T) {
 	echo := handlers.NewEcho(nil)

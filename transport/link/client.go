@@ -15,8 +15,8 @@ import (
 
 // Handler answers a device's commands. It announces exactly what it answers.
 type Handler interface {
-	// Capabilities is called once per link, for its announce. Kinds that came with v2.1 are
-	// left out of an announce on v2.
+	// Capabilities is called for each announce: one per link, and one after Client.Announce.
+	// Kinds that came with v2.1 are left out of an announce on v2.
 	Capabilities() []manifest.Capability
 	// Call checks and answers one command within ctx, which also ends when the relay
 	// cancels the command. For a subscription stream is not nil: it runs after the result
@@ -94,6 +94,7 @@ type Client struct {
 	wg       sync.WaitGroup // commands, handlers and streams, those of earlier links included
 	handlers chan struct{}  // a slot for each handler that has not returned, abandoned ones included
 	newEvent chan struct{}  // buffers one: events is not empty
+	announce chan struct{}  // buffers one: the capabilities may have changed
 	wakes    chan struct{}  // holds one element after Wake
 
 	mu          sync.Mutex // protects the fields below
@@ -115,7 +116,7 @@ func NewClient(opt ClientOptions) *Client {
 	if opt.Clock == nil {
 		opt.Clock = clock.New(time.Time{}, nil)
 	}
-	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), newEvent: make(chan struct{}, 1), cancels: make(map[string]context.CancelCauseFunc),
+	return &Client{opt: opt, bootID: NewID(), handlers: make(chan struct{}, MaxInflight), newEvent: make(chan struct{}, 1), announce: make(chan struct{}, 1), cancels: make(map[string]context.CancelCauseFunc),
 		wakes: make(chan struct{}, 1), endSession: func(error) {}, status: Status{State: StateConnecting, Since: time.Now()}}
 }
 
@@ -141,6 +142,15 @@ func (c *Client) TakeEvents(from *Client) {
 		c.status.Drops += uint64(over)
 	}
 	c.signalEventLocked()
+}
+
+// Announce announces the capabilities of the handler again, now or with the next link: they have
+// changed. Commands and streams go on.
+func (c *Client) Announce() {
+	select {
+	case c.announce <- struct{}{}:
+	default: // the announce that waits will have this change, too
+	}
 }
 
 // Pending is how many events wait for a link.

@@ -26,7 +26,11 @@ type testHandler struct {
 	ran int
 }
 
-func (h *testHandler) Capabilities() []manifest.Capability { return h.caps }
+func (h *testHandler) Capabilities() []manifest.Capability {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.caps
+}
 
 func (h *testHandler) Call(ctx context.Context, name manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
 	h.mu.Lock()
@@ -204,6 +208,48 @@ func TestClientHandshake(t *testing.T) {
 		if other := NewClient(ClientOptions{}); other.bootID == a.BootID {
 			t.Error("two processes have one boot id")
 		}
+	})
+}
+
+// TestClientAnnouncesAgain checks that a change of the capabilities reaches the relay on the same
+// link, or with the next one, and that commands are checked against it.
+func TestClientAnnouncesAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := startDevice(t, echoArgs)
+		p := d.admit()
+		offer := func(caps ...manifest.Capability) {
+			d.handler.mu.Lock()
+			d.handler.caps = caps
+			d.handler.mu.Unlock()
+			d.client.Announce()
+		}
+		announced := func(p *peer, want string) {
+			t.Helper()
+			var a Announce
+			e := p.read(TypeAnnounce, &a)
+			if err := manifest.Validate(manifest.AnnounceRef, e.Payload); err != nil || strings.Count(string(a.Capabilities), "cap_id") != 1 || !strings.Contains(string(a.Capabilities), want) {
+				t.Errorf("announce %s, %v", e.Payload, err)
+			}
+			p.sendAs(TypeAnnounceAck, e.MsgID, AnnounceAck{Tools: []string{}, Rejected: []Rejected{}})
+			synctest.Wait()
+		}
+		offer(manifest.Metrics())
+		announced(p, `"metrics"`)
+		p.wantCode(p.cmd(echoTool, `{}`), manifest.ManifestInvalid)
+		offer(manifest.Echo())
+		announced(p, `"echo"`)
+		if a := p.ack(p.cmd(echoTool, `{}`)); !a.OK {
+			t.Errorf("echo answered %+v", a)
+		}
+		p.close()
+		synctest.Wait()
+		offer(manifest.Metrics())
+		p = d.greet()
+		p.read(TypeAuth, nil)
+		p.sendAs(TypeAuthOK, "", testAuthOK())
+		announced(p, `"metrics"`)
+		p.wantCode(p.cmd(echoTool, `{}`), manifest.ManifestInvalid) // and no second announce
+		d.end()
 	})
 }
 

@@ -155,12 +155,15 @@ func (l *clientLink) callHandler(ctx context.Context, cmd *Cmd) answer {
 
 // resolve checks a command against the announced manifest and returns its deadline.
 func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, deadline time.Duration, ok bool) {
+	l.mu.Lock()
+	caps := l.caps
+	l.mu.Unlock()
 	name, ok = manifest.ParseToolName(cmd.Tool)
-	i := slices.IndexFunc(l.caps, func(c manifest.Capability) bool { return c.CapID == name.CapID })
+	i := slices.IndexFunc(caps, func(c manifest.Capability) bool { return c.CapID == name.CapID })
 	if !ok || i < 0 || name.NodeID != l.node || len(cmd.Arguments) == 0 || cmd.Arguments[0] != '{' || cmd.DeadlineMS < 0 {
 		return name, 0, false
 	}
-	deadline = l.caps[i].Constraints.Deadline()
+	deadline = caps[i].Constraints.Deadline()
 	if ms := cmd.DeadlineMS; ms > 0 && ms < deadline.Milliseconds() {
 		deadline = time.Duration(ms) * time.Millisecond
 	}

@@ -30,18 +30,18 @@ type clientLink struct {
 	conn      Conn
 	v21       bool // the link speaks Subprotocol21
 	node      string
-	session   int                   // Client.session, from auth_ok on
-	resume    *Resume               // as sent in auth; nil: none
-	resumed   bool                  // the relay has accepted it
-	caps      []manifest.Capability // as announced
-	runCtx    context.Context       // of Client.Run
-	ctx       context.Context       // ends with the link
+	session   int             // Client.session, from auth_ok on
+	resume    *Resume         // as sent in auth; nil: none
+	resumed   bool            // the relay has accepted it
+	runCtx    context.Context // of Client.Run
+	ctx       context.Context // ends with the link
 	cancel    context.CancelCauseFunc
 	sendQueue chan []byte
 	streams   chan struct{}  // a slot for each open stream
 	wg        sync.WaitGroup // the writer and the closer
 
-	mu           sync.Mutex // protects the fields below
+	mu           sync.Mutex            // protects the fields below
+	caps         []manifest.Capability // as announced last; replaced as a whole
 	clock        timeEstimate
 	lastPing     time.Time // when the relay last pinged
 	keepDeadline bool      // onPing leaves the read deadline: in the handshake and after a failed write
@@ -155,17 +155,29 @@ func (l *clientLink) handshake() (*AuthOK, error) {
 		l.c.startSession(l.ctx, l, &ok)
 	}
 	l.c.opt.Clock.Sync(ok.ServerTimeMS)
-	l.caps = l.c.opt.Handler.Capabilities()
-	if !l.v21 {
-		l.caps = slices.DeleteFunc(slices.Clone(l.caps), func(c manifest.Capability) bool { return !servedOn(false, c.Kind) })
+	select {
+	case <-l.c.announce: // this one has the change
+	default:
 	}
-	raw := encodeJSON(l.caps)
-	announce := Announce{ManifestVersion: manifest.Version, ManifestSHA256: manifest.Hash(raw), Capabilities: raw}
-	if err := l.write(TypeAnnounce, announce); err != nil {
+	if err := l.write(TypeAnnounce, l.newAnnounce()); err != nil {
 		return nil, err
 	}
 	var ack AnnounceAck
 	return &ok, l.read(TypeAnnounceAck, &ack)
+}
+
+// newAnnounce reads the capabilities of the handler, which commands are checked against from now
+// on.
+func (l *clientLink) newAnnounce() Announce {
+	caps := l.c.opt.Handler.Capabilities()
+	if !l.v21 {
+		caps = slices.DeleteFunc(slices.Clone(caps), func(c manifest.Capability) bool { return !servedOn(false, c.Kind) })
+	}
+	l.mu.Lock()
+	l.caps = caps
+	l.mu.Unlock()
+	raw := encodeJSON(caps)
+	return Announce{ManifestVersion: manifest.Version, ManifestSHA256: manifest.Hash(raw), Capabilities: raw}
 }
 
 // read reads one message of the handshake into v.
@@ -224,6 +236,8 @@ func (l *clientLink) writer() {
 			return
 		case frame := <-l.sendQueue:
 			err = l.conn.Write(frame)
+		case <-l.c.announce:
+			err = l.conn.Write(Encode(TypeAnnounce, NewID(), "", l.newAnnounce()))
 		case <-events:
 			if frame := l.c.takeEvent(); frame != nil {
 				if err = l.conn.Write(frame); err != nil {
