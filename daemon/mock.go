@@ -63,6 +63,7 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 			Token: func() (string, error) { return token, nil },
 			Name:  o.Name + "-" + strconv.Itoa(i+1), InstanceID: mockInstanceID(token),
 			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.Interval,
+			History: mockHistory{prober.NewMockHistory(uint64(i+1), time.Now())},
 			OnReady: func(link.AuthOK) { onFirstLink() },
 		}, time.Time{})
 		if err != nil {

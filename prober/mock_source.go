@@ -28,6 +28,10 @@ var _ Source = (*mockSource)(nil)
 // tests: SIMULATED figures that look plausible and move smoothly at any cadence.
 // Boards with the same seed have the same size and begin with the same readings.
 func NewMockSource(seed uint64) Source {
+	return newMockSource(seed)
+}
+
+func newMockSource(seed uint64) *mockSource {
 	// The second word is an arbitrary constant.
 	rng := rand.New(rand.NewPCG(seed, 0x6167656e7463746c))
 	boards := [...]struct {
