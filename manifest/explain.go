@@ -1,11 +1,15 @@
 package manifest
 
 import (
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
 )
+
+// maxMessage bounds a message, characters: a board sends it as the detail of a cmd_ack.
+const maxMessage = 200
 
 // explain words the validator's refusal: the first thing that is wrong, by the schema's own
 // names. It quotes nothing of the value, so that a message cannot carry text to an agent.
@@ -29,13 +33,51 @@ func (sh *objectSchema) explain(tree any) string {
 			why = "missing"
 		}
 		if why != "" {
-			return sh.noun + " " + p.name + ": " + why
+			why = sh.noun + " " + p.name + ": " + why
+			if example := sh.exampleOf(p); len(why)+len(example) <= maxMessage {
+				why += example
+			}
+			return why
 		}
 	}
 	if sh.closed && known < len(o) {
 		return sh.unknownProperty()
 	}
 	return "the value does not fit schema " + strings.TrimPrefix(sh.ref, SchemaPrefix)
+}
+
+// exampleOf shows how an argument is given, "" if no valid value is known. Fields of answers are
+// for the authors of boards, who have the schema.
+func (sh *objectSchema) exampleOf(p *property) string {
+	if p.example == "" || sh.noun != "argument" {
+		return ""
+	}
+	return `; for example {"` + p.name + `":` + p.example + "}"
+}
+
+// forms are the patterns of strings in words, each with a string that fits.
+var forms = map[string]struct{ words, example string }{
+	`^[\x20-\x7E]*$`: {"printable ASCII", "hello"},
+	`^[0-9]+$`:       {"digits", "1000"},
+}
+
+// makeExample returns a valid value: the schema's default, or one that its bounds show.
+func (p *property) makeExample(byDefault []byte) string {
+	switch {
+	case len(byDefault) > 0:
+		return string(byDefault)
+	case p.typ == "array" && len(p.words) > 0:
+		return `["` + p.words[0] + `"]`
+	case p.typ == "string" && len(p.words) > 0:
+		return `"` + p.words[0] + `"`
+	case p.typ == "string" && forms[p.expr].example != "":
+		return `"` + forms[p.expr].example + `"`
+	case (p.typ == "integer" || p.typ == "number") && p.hasMin:
+		return strconv.FormatInt(p.min, 10)
+	case p.typ == "boolean":
+		return "true"
+	}
+	return ""
 }
 
 // unknownProperty names the known ones, since the unknown one may not be quoted.
@@ -85,7 +127,7 @@ func (p *property) explainArray(v []any) string {
 	if !isWrong {
 		return ""
 	}
-	// A message has at most 200 characters, which is too few for the names themselves.
+	// maxMessage is too little for the names themselves.
 	return "must be " + strconv.FormatInt(p.min, 10) + " to " + strconv.FormatInt(p.max, 10) + " different names that the tool's schema lists"
 }
 
@@ -133,22 +175,16 @@ func (p *property) explainString(v string) string {
 		return "shorter than " + strconv.FormatInt(p.min, 10) + " characters"
 	case len(p.words) > 0 && !slices.Contains(p.words, v):
 		return "must be one of " + strings.Join(p.words, ", ")
-	case p.pattern != nil && !p.pattern.match(v):
-		return "has characters or a form that the schema does not allow"
+	case p.expr == "":
+		return ""
 	}
-	return ""
-}
-
-// match reports whether a whole string fits.
-func (t *pattern) match(v string) bool {
-	i := 0
-	for _, r := range v {
-		if !t.allows(i, r) {
-			return false
-		}
-		i++
+	if ok, err := regexp.MatchString(p.expr, v); ok || err != nil {
+		return ""
 	}
-	return i >= len(t.prefix)
+	if form := forms[p.expr].words; form != "" {
+		return "must be " + form
+	}
+	return "must match " + p.expr
 }
 
 // allows reports whether character r may be at index i.

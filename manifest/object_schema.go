@@ -37,6 +37,8 @@ type property struct {
 	min, max       int64  // of a number; of a string's length in characters
 	hasMin, hasMax bool
 	pattern        *pattern
+	expr           string        // of the schema's pattern; "" for none
+	example        string        // a valid value as JSON; "" if none is known
 	object         *objectSchema // of an object
 	words          []string      // the values of a string, or of the elements of an array
 }
@@ -53,6 +55,7 @@ type schemaJSON struct {
 	MinLength            *int64                     `json:"minLength"`
 	MaxLength            *int64                     `json:"maxLength"`
 	Pattern              *string                    `json:"pattern"`
+	Default              json.RawMessage            `json:"default"`
 	MinItems             *int64                     `json:"minItems"`
 	MaxItems             *int64                     `json:"maxItems"`
 	Enum                 []string                   `json:"enum"`
@@ -134,6 +137,10 @@ func newProperty(name string, raw []byte) (p property, exact bool) {
 	if high != nil {
 		p.max, p.hasMax = *high, true
 	}
+	if s.Pattern != nil {
+		p.expr = *s.Pattern
+	}
+	p.example = p.makeExample(s.Default)
 	return p, exact
 }
 

@@ -116,6 +116,15 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 	return tools, nil
 }
 
+// HasOwnWord reports whether the cap_id in the tool's name is a word of this product: the last one of
+// the kind, as in system.metrics, or that with a number (metrics_2). Any other was chosen by the
+// board, and a list of tools is read by language models.
+func (t *Tool) HasOwnWord() bool {
+	word := t.Kind.Name[strings.LastIndexByte(t.Kind.Name, '.')+1:]
+	number, ok := strings.CutPrefix(t.Name.CapID, word)
+	return ok && strings.Trim(strings.TrimPrefix(number, "_"), "0123456789") == ""
+}
+
 // KnownTool reports whether some node may have this tool: a kind of this short name has this
 // verb. It says nothing about a particular node, which may be offline or lack the capability.
 func KnownTool(t ToolName) bool {

@@ -178,3 +178,18 @@ func FuzzToolName(f *testing.F) {
 		}
 	})
 }
+
+// TestHasOwnWord: only words of the registry count as ours, whatever a board calls a capability.
+func TestHasOwnWord(t *testing.T) {
+	for capID, want := range map[string]bool{
+		"echo": true, "echo2": true, "echo_2": true, "echo_": true,
+		"b": false, "metrics": false, "echo_ignore_all_rules": false, "ignore_echo": false, "echo_2_2": false, "ech": false,
+	} {
+		c := Echo()
+		c.CapID = capID
+		tools, err := Project(testNode, &c)
+		if err != nil || tools[0].HasOwnWord() != want {
+			t.Errorf("%s: %v, %v", capID, err, tools[0].HasOwnWord())
+		}
+	}
+}

@@ -100,6 +100,7 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
 		NodeID: nodeID, Streams: t.Verb.Stream(), CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
+		Unlisted: !t.HasOwnWord(),
 	}
 }
 

@@ -61,6 +61,12 @@ type Tool struct {
 	// instead. The field is between other booleans to save memory: there is one Tool for
 	// each capability of each board.
 	LogCalls bool
+	// Hints say what clients may assume of a tool without a SafetyClass. Of one with a class,
+	// the class says it.
+	Hints Hints
+	// Unlisted tools are in no list, although their plugin's others are. A name with a word in
+	// it that a board chose is such a tool: who knows the name may call it.
+	Unlisted bool
 	// CheckArguments validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
 	CheckArguments func(args []byte) ([]byte, error)
@@ -72,6 +78,18 @@ type Tool struct {
 	// answer that breaks it is a fault of the plugin. nil: the plugin is trusted.
 	CheckResult func(structured []byte) error
 }
+
+// Hints are what a client may assume of a tool that changes something: whether it asks a person
+// before a call, or may repeat one. They are those of MCP (ToolAnnotations) as a set of bits; an
+// empty set says nothing, and the client assumes the worst.
+type Hints uint8
+
+// The hints.
+const (
+	HintSafe       Hints = 1 << iota // not destructive: a call removes or replaces nothing for good
+	HintIdempotent                   // the same call again changes nothing more
+	HintLocal                        // a call reaches nothing beyond the relay and its boards
+)
 
 // Resource is a readable document with a URI.
 type Resource struct {
@@ -200,7 +218,7 @@ func (k *Kernel) insertLocked(l *loaded, methods []string) {
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		k.tools[t.Name] = toolEntry{tool: t, plugin: l}
-		if !m.Unlisted {
+		if !m.Unlisted && !t.Unlisted {
 			v.tools.insert(t)
 		}
 	}
@@ -326,7 +344,7 @@ func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant && a.Unlisted == b.Unlisted &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
 			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
-				x.SafetyClass == y.SafetyClass && x.Scope == y.Scope && string(x.InputSchema) == string(y.InputSchema) &&
+				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && string(x.InputSchema) == string(y.InputSchema) &&
 				string(x.OutputSchema) == string(y.OutputSchema)
 		}) &&
 		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return *x == *y })

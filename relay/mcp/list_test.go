@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
@@ -211,5 +212,37 @@ func TestRPCCodesAvoidReservedRange(t *testing.T) {
 		if n := RPCCode(c); n >= -32768 && n <= -32000 {
 			t.Errorf("%s has the reserved code %d", c, n)
 		}
+	}
+}
+
+// TestHints: a tool that changes something says what a client may assume, and nothing if nothing
+// is known. An unlisted one can be called all the same.
+func TestHints(t *testing.T) {
+	e := newEnv(t, Options{})
+	b := newBoard("default", nodeA)
+	b.m.Name = "hints"
+	b.m.Tools = nil
+	for name, h := range map[string]kernel.Hints{"hints.none": 0, "hints.adds": kernel.HintSafe | kernel.HintLocal, "hints.sets": kernel.HintIdempotent | kernel.HintLocal} {
+		b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: name, Scope: manifest.ScopeToolsList, Hints: h})
+	}
+	b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: "hints.hidden", Scope: manifest.ScopeToolsList, Unlisted: true})
+	e.load(b)
+	_, list := e.modern("tools/list", "", "", nil)
+	got := map[string]any{}
+	for _, tool := range list["result"].(map[string]any)["tools"].([]any) {
+		m := tool.(map[string]any)
+		text, _ := json.Marshal(m["annotations"])
+		got[m["name"].(string)] = string(text)
+	}
+	want := map[string]any{
+		"hints.none": "null",
+		"hints.adds": `{"destructiveHint":false,"idempotentHint":false,"openWorldHint":false,"readOnlyHint":false}`,
+		"hints.sets": `{"destructiveHint":true,"idempotentHint":true,"openWorldHint":false,"readOnlyHint":false}`,
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if _, ok := e.kernel.Tool(&kernel.Caller{Tenant: "default", Scopes: scopes{manifest.ScopeToolsList}}, "hints.hidden"); !ok {
+		t.Error("an unlisted tool is not found by its name")
 	}
 }

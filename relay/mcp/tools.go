@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"strconv"
 	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
@@ -61,6 +62,13 @@ var toolAnnotations = map[manifest.SafetyClass][]byte{
 	manifest.Destructive: []byte(`{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false,"openWorldHint":false}`),
 }
 
+// appendHints appends the annotations of a tool without a safety class.
+func appendHints(b []byte, h kernel.Hints) []byte {
+	b = strconv.AppendBool(append(b, `{"readOnlyHint":false,"destructiveHint":`...), h&kernel.HintSafe == 0)
+	b = strconv.AppendBool(append(b, `,"idempotentHint":`...), h&kernel.HintIdempotent != 0)
+	return append(strconv.AppendBool(append(b, `,"openWorldHint":`...), h&kernel.HintLocal == 0), '}')
+}
+
 // anyObjectSchema is the input schema of a tool without one: MCP requires a schema.
 var anyObjectSchema = json.RawMessage(`{"type":"object"}`)
 
@@ -87,6 +95,9 @@ func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 		// In _meta and not in annotations: clients decode annotations into fixed structs.
 		b.key("_meta")
 		b.b = append(append(append(b.b, `{"x-safety-class":"`...), class...), `"}`...)
+	} else if tool.Hints != 0 {
+		b.key("annotations")
+		b.b = appendHints(b.b, tool.Hints)
 	}
 }
 

@@ -54,6 +54,8 @@ type Field struct {
 	Min, Max int64
 	Enum     []string           // closed set of a string; nil: any
 	Pattern  *lazyregexp.Regexp // of a string, or of each element of an array; nil: any
+	Form     string             // Pattern in words, for errors: "a ULID in upper case"
+	Example  any                // a valid value, for errors; default: Default, or what the bounds show
 	Members  Object             // of an object; nil: any object of at most 16 KiB
 }
 
@@ -142,7 +144,7 @@ func (o Object) check(raw []byte, path string) ([]byte, error) {
 		f := &o[i]
 		value, given := members[f.Name]
 		if !given && f.Required {
-			return nil, Invalid("argument %s%s: missing", path, f.Name)
+			return nil, Invalid("argument %s%s: missing%s", path, f.Name, f.example())
 		}
 		if !given {
 			continue
@@ -207,9 +209,31 @@ func (f *Field) check(v jsontext.Value, path string) (jsontext.Value, error) {
 		}
 	}
 	if problem != "" {
-		return nil, Invalid("argument %s: %s", path, problem)
+		return nil, Invalid("argument %s: %s%s", path, problem, f.example())
 	}
 	return v, nil
+}
+
+// example shows how the argument is given, "" if no valid value is known. It ends the message of
+// an error, so that an agent can correct its call without the schema.
+func (f *Field) example() string {
+	v := f.Example
+	switch {
+	case v != nil:
+	case f.Default != nil:
+		v = f.Default
+	case f.Enum != nil:
+		v = f.Enum[0]
+	case f.Type == Integer:
+		v = f.Min
+	default:
+		return ""
+	}
+	data, err := json.Marshal(map[string]any{f.Name: v})
+	if err != nil {
+		return "" // as for a Default that JSON cannot encode, which Schema reports
+	}
+	return "; for example " + string(data)
 }
 
 // textProblem describes what is wrong with a string, "" if it is valid. The length bounds
@@ -223,6 +247,8 @@ func (f *Field) textProblem(s string) string {
 		return fmt.Sprintf("shorter than %d characters", f.Min)
 	case f.Type == String && f.Max > 0 && n > f.Max:
 		return fmt.Sprintf("longer than %d characters", f.Max)
+	case f.Pattern != nil && !f.Pattern.MatchString(s) && f.Form != "":
+		return "must be " + f.Form
 	case f.Pattern != nil && !f.Pattern.MatchString(s):
 		return fmt.Sprintf("must match %+q", f.Pattern.String())
 	}

@@ -29,9 +29,18 @@ var (
 	cursorPattern  = lazyregexp.New(`^[!-~]{1,128}$`)
 )
 
+// forms are the patterns in words, for errors.
+var forms = map[*lazyregexp.Regexp]string{
+	wordPattern:    "a word of a-z, 0-9, _ and -",
+	scopePattern:   "global, transport=NAME, plugin=NAME or connection=ID",
+	pluginPattern:  "the name of a folder: a-z, 0-9, _ and -",
+	versionPattern: "NAME or NAME@VERSION",
+	cursorPattern:  "printable ASCII without spaces",
+}
+
 // text is an argument that is a string of the form of a pattern.
 func text(name string, pattern *lazyregexp.Regexp, description string) arguments.Field {
-	return arguments.Field{Name: name, Description: description, Type: arguments.String, Pattern: pattern}
+	return arguments.Field{Name: name, Description: description, Type: arguments.String, Pattern: pattern, Form: forms[pattern]}
 }
 
 // required returns a copy of a field that a call must have.

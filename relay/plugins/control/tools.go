@@ -37,9 +37,18 @@ type tool struct {
 // runFunc runs a tool with arguments that its check accepted.
 type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error)
 
+// What the tools do, for clients that ask a person before a call. A stage can be switched back and a
+// plugin unloaded. A configuration that is replaced, counters that begin anew and the calls of an
+// unloaded plugin are gone.
+const (
+	reads    kernel.Hints = 0
+	switches              = kernel.HintSafe | kernel.HintIdempotent
+	replaces              = kernel.HintIdempotent
+)
+
 // newTool makes a tool. rules are further members of its input schema, output the
 // properties of its output schema.
-func newTool(name, title, description string, isReadOnly bool, in arguments.Object, rules, output string, run runFunc) tool {
+func newTool(name, title, description string, hints kernel.Hints, in arguments.Object, rules, output string, run runFunc) tool {
 	t := &kernel.Tool{Name: name, Title: title, Description: description, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: func(raw []byte) ([]byte, error) {
@@ -49,7 +58,7 @@ func newTool(name, title, description string, isReadOnly bool, in arguments.Obje
 			}
 			return out, err
 		}}
-	if isReadOnly {
+	if t.Hints = hints | kernel.HintLocal; hints == reads {
 		t.SafetyClass = manifest.ReadOnly
 	}
 	return tool{t, run}
@@ -95,54 +104,54 @@ const (
 // Their schemas are made when a relay needs them first, and not at the start of every command.
 var tools = sync.OnceValue(func() []tool {
 	return []tool{
-		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", true,
+		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", reads,
 			nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 				return p.middleware(), nil
 			}),
-		newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", false,
+		newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", switches,
 			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.setEnabled(ctx, r, a, "enable", p.opt.Middleware.Enable)
 			}),
-		newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", false,
+		newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", switches,
 			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.setEnabled(ctx, r, a, "disable", p.opt.Middleware.Disable)
 			}),
-		newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", false,
+		newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", replaces,
 			arguments.Object{argStage, argScope, argConfig, argOrder}, nameOrOrderRule, stagesOutput, configureMiddleware),
-		newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", true,
+		newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", reads,
 			nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 				return p.transports(), nil
 			}),
-		newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", false,
+		newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", replaces,
 			arguments.Object{required(text("name", wordPattern, "the transport, as kernel.transport.list names it")),
 				{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
-		newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", true,
+		newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", reads,
 			arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
 			`"stages":`+namesSchema+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
 				`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
 			router),
-		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", true,
+		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", reads,
 			nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
-		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", true,
+		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", reads,
 			arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
 				return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
 			}),
-		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", false,
+		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", switches,
 			arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "load", Plugins.Load)
 			}),
-		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", false,
+		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", replaces,
 			arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "unload", Plugins.Unload)
 			}),
-		newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", true,
+		newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", reads,
 			nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+namesSchema+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
-		newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", false,
+		newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", switches,
 			arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
 			`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
-		newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", false,
+		newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", replaces,
 			nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
 				err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
 					p.opt.Kernel.ResetCounters()

@@ -34,13 +34,27 @@ var (
 
 // textField is an argument that is a string of 1 to maxLength characters.
 func textField(name string, maxLength int64, pattern *lazyregexp.Regexp, description string) arguments.Field {
-	return arguments.Field{Name: name, Description: description, Type: arguments.String, Min: 1, Max: maxLength, Pattern: pattern}
+	return arguments.Field{Name: name, Description: description, Type: arguments.String, Min: 1, Max: maxLength, Pattern: pattern, Form: forms[pattern]}
 }
 
-// ulidField is an argument that is a ULID.
-func ulidField(name string, pattern *lazyregexp.Regexp, description string) arguments.Field {
-	f := textField(name, manifest.ULIDLen, pattern, description)
-	f.Min = manifest.ULIDLen
+// forms are the patterns in words, for errors.
+var forms = map[*lazyregexp.Regexp]string{
+	linePattern:  "one line that begins with a visible character",
+	agentPattern: "letters, digits and . _ : @ -, beginning with a letter or digit; empty for nobody",
+	keyPattern:   "printable ASCII without spaces",
+}
+
+// ticketField is an argument that is the id of a ticket.
+func ticketField(name, description string) arguments.Field {
+	f := textField(name, manifest.ULIDLen, ulidPattern, description)
+	f.Min, f.Form, f.Example = manifest.ULIDLen, "the id of a ticket, as tickets.list shows it", "01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"
+	return f
+}
+
+// nodeField is an argument that is the id of a node.
+func nodeField(name, description string) arguments.Field {
+	f := textField(name, manifest.ULIDLen, nodePattern, description)
+	f.Min, f.Form, f.Example = manifest.ULIDLen, "a node id", "01jd8z3kq5e6r7t8v9w0x1y2z3"
 	return f
 }
 
@@ -66,12 +80,12 @@ func withDefault(f arguments.Field, value any) arguments.Field { f.Default = val
 // Arguments of the tools. The kernel checks every call against them before Call runs, so the
 // tools rely on types, lengths and closed sets.
 var (
-	idField = required(ulidField("id", ulidPattern, "the ticket's id"))
+	idField = required(ticketField("id", "the ticket's id"))
 
 	createFields = arguments.Object{
 		required(textField("title", MaxTitle, linePattern, "what it is about, in one line")),
 		optionalText("body", MaxBody, nil, "everything that somebody needs to work on it"),
-		ulidField("node_id", nodePattern, "the device that it is about"),
+		nodeField("node_id", "the device that it is about"),
 		withDefault(enumField("priority", Priorities, "how urgent it is"), "normal"),
 		{Name: "approval", Type: arguments.Map,
 			Description: "asks for an approval: the ticket is pending until somebody else than its creator approves or rejects it, or it expires",
@@ -85,7 +99,7 @@ var (
 	listFields = arguments.Object{
 		enumField("status", Statuses, "only tickets of this status"),
 		{Name: "limit", Description: "tickets in one answer", Type: arguments.Integer, Min: 1, Max: 100, Default: 50},
-		ulidField("cursor", ulidPattern, "next_cursor of the answer before"),
+		ticketField("cursor", "next_cursor of the answer before"),
 	}
 	commentFields = arguments.Object{idField, textField("text", MaxComment, nil, "the comment")}
 	assignFields  = arguments.Object{idField,
@@ -126,8 +140,13 @@ func newTool(verb, title, about, scope string, args arguments.Object, output str
 	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
 		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: args.Check}
-	if scope == manifest.ScopeTicketsRead {
+	switch {
+	case scope == manifest.ScopeTicketsRead:
 		t.SafetyClass = manifest.ReadOnly
+	case verb == "assign" || verb == "transition":
+		t.Hints = kernel.HintSafe | kernel.HintLocal | kernel.HintIdempotent
+	default:
+		t.Hints = kernel.HintSafe | kernel.HintLocal
 	}
 	return tool{t, run}
 }
