@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/client"
 	"agentctl/config"
 	"agentctl/mcplocal"
 	"agentctl/relay/mcp/stdio"
@@ -17,7 +19,7 @@ import (
 func newMCP() *cobra.Command {
 	rf := relayFlags{forMCP: true}
 	var local bool
-	var socket, names, logLevel string
+	var socket, names, toolset, logLevel string
 	c := &cobra.Command{
 		Use:   "mcp",
 		Short: "Run an MCP server on stdin and stdout",
@@ -41,12 +43,7 @@ dots.`,
 				return err
 			}
 			defer func() { _ = log.Sync() }()
-			query := ""
-			switch names {
-			case "flat":
-				query = "?names=flat"
-			case "dotted":
-			default:
+			if names != "flat" && names != "dotted" {
 				return exit(exitUsage, "--names %s is neither flat nor dotted", names)
 			}
 			ctx := cmd.Context()
@@ -60,13 +57,13 @@ dots.`,
 					return err
 				}
 				defer b.Close()
-				o.URL, o.Client = mcplocal.URL+query, b.Client()
+				o.URL, o.Client = client.MCPURL(strings.TrimSuffix(mcplocal.URL, "/mcp"), "", names == "flat"), b.Client()
 			} else {
 				rc, err := rf.client()
 				if err != nil {
 					return err
 				}
-				o.URL, o.Client = rc.URL()+"/mcp"+query, rc.HTTP()
+				o.URL, o.Client = client.MCPURL(rc.URL(), toolset, names == "flat"), rc.HTTP()
 				o.Token = rf.newToken
 				if saved, err := rf.context(); err != nil {
 					return err
@@ -88,6 +85,7 @@ dots.`,
 	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
 	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
 	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
+	f.StringVar(&toolset, "toolset", "", "`NAME` of the toolset to list: fleet, boards or all; more plugins after commas (default: the relay's)")
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }
