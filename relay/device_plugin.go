@@ -2,7 +2,7 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -95,11 +95,15 @@ func (d *device) unlisted() *device {
 func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.Tool {
 	in, _ := manifest.Schema(t.Verb.Input)
 	out, _ := manifest.Schema(t.Verb.Output)
+	group := kernel.GroupBoards
+	if t.Kind.Name == manifest.KindEcho || t.Kind.Name == manifest.KindMetrics {
+		group = kernel.GroupBoard
+	}
 	return &kernel.Tool{
 		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		NodeID: nodeID, Streams: t.Verb.Stream(), CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
+		NodeID: nodeID, Streams: t.Verb.Stream(), Group: group, CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
 		Unlisted: !t.HasOwnWord(),
 	}
 }
@@ -254,23 +258,10 @@ func (r *Relay) hasAnnounced(tenant string, name manifest.ToolName) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	n, err := r.store.Node(ctx, tenant, name.NodeID)
-	var caps []json.RawMessage
-	if err != nil || len(n.Manifest) == 0 || json.Unmarshal(n.Manifest, &caps) != nil {
+	if err != nil || len(n.Manifest) == 0 {
 		return manifest.KnownTool(name)
 	}
-	for _, raw := range caps {
-		var c manifest.Capability
-		if strictjson.Unmarshal(raw, &c) != nil {
-			continue
-		}
-		tools, _ := manifest.Project(n.NodeID, &c)
-		for i := range tools {
-			if tools[i].Name == name {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(announcedTools(&n), func(t manifest.Tool) bool { return t.Name == name })
 }
 
 // The interfaces that the kernel discovers by assertion.

@@ -13,6 +13,7 @@ import (
 	"agentctl/relay/audit"
 	"agentctl/relay/gateway"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/fleet"
 	"agentctl/relay/plugins/process"
 	"agentctl/transport/edge"
 )
@@ -32,6 +33,7 @@ const (
 const (
 	PluginTickets   = "tickets"
 	PluginDirectory = "directory"
+	PluginFleet     = fleet.Name
 )
 
 // Values of Options.TLS.
@@ -188,8 +190,8 @@ func (r *Relay) checkOptions() error {
 		return badOption("PluginSandbox", "no such sandbox: %q (use %s or %s)", o.PluginSandbox, SandboxLandlock, SandboxOff)
 	}
 	for _, name := range o.DisabledPlugins {
-		if name != PluginTickets && name != PluginDirectory {
-			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s and %s can", name, PluginTickets, PluginDirectory)
+		if name != PluginTickets && name != PluginDirectory && name != PluginFleet {
+			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s, %s and %s can", name, PluginTickets, PluginDirectory, PluginFleet)
 		}
 	}
 	if o.AuditMaxBytes != 0 && (o.AuditMaxBytes < audit.MinBytes || o.AuditMaxBytes > audit.MaxBytes) {

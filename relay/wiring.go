@@ -25,6 +25,7 @@ import (
 	"agentctl/relay/plugins/conformance"
 	"agentctl/relay/plugins/control"
 	"agentctl/relay/plugins/directory"
+	"agentctl/relay/plugins/fleet"
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
@@ -264,6 +265,10 @@ func (r *Relay) loadPlugins() error {
 			return directory.Node(a), ok
 		}, Seen: r.store.SeenNodes})
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
+	}
+	if r.pluginEnabled(PluginFleet) {
+		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}})
+		plugins, r.builtins[PluginFleet] = append(plugins, f), f
 	}
 	if r.opt.Conformance {
 		plugins = append(plugins, conformance.New(r.kernel))

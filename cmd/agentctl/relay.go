@@ -87,7 +87,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&s.o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
 	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are services of their own, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
 	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
-	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory")
+	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory, fleet")
 	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&s.o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")

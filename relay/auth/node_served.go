@@ -102,6 +102,19 @@ func (s *Store) SeenNodes(tenant string, fn func(nodeID string, lastSeenMS int64
 	}
 }
 
+// TenantNodes returns the nodes of a tenant from memory, in any order and without Manifest and
+// CreatedMS. It takes about 1 ms for each 20,000 nodes of all tenants.
+func (s *Store) TenantNodes(tenant string) (list []Node) {
+	s.registry.mu.RLock()
+	defer s.registry.mu.RUnlock()
+	for _, n := range s.registry.byID {
+		if n.tenant == tenant {
+			list = append(list, Node{NodeID: n.nodeID, Tenant: tenant, NodeAttributes: n.nodeAttributes(), LastSeenMS: n.seenMS.Load()})
+		}
+	}
+	return list
+}
+
 // SeenWithin counts the nodes that were seen within a time before now. It looks at every
 // node, about 1 ms for each 20,000: call it once a minute.
 func (s *Store) SeenWithin(d time.Duration) (nodes int) {

@@ -292,6 +292,15 @@ func (h *Hub) Manifest(nodeID string) []byte {
 	return nil
 }
 
+// Tools are the tools that a linked node announced last, nil for a node without a link. The slice
+// is read-only.
+func (h *Hub) Tools(nodeID string) []manifest.Tool {
+	if n := h.node(nodeID); n != nil && n.announced.Load() != nil {
+		return n.Tools()
+	}
+	return nil
+}
+
 // Revision is a number that grows after the Status of a node has changed. Read it before the
 // statuses that it describes.
 func (h *Hub) Revision() uint64 { return h.revision.Load() }

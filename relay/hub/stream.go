@@ -189,6 +189,22 @@ func (s *stream) onOpened(result []byte) error {
 	return nil
 }
 
+// NewestFrame returns the newest frame of a node's open streams, and when it arrived.
+func (h *Hub) NewestFrame(nodeID string) (frame []byte, at time.Time, ok bool) {
+	n := h.node(nodeID)
+	if n == nil {
+		return nil, at, false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, s := range n.streams {
+		if f, t, has := s.topic.Last(); has && t.After(at) {
+			frame, at, ok = f.Data, t, true
+		}
+	}
+	return frame, at, ok
+}
+
 // removeWithdrawnLocked removes the streams of tools that are no longer announced, so that
 // nobody joins them. They stay in streamsByID until the last subscriber leaves, which ends
 // them on the device.

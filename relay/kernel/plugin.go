@@ -67,6 +67,10 @@ type Tool struct {
 	// Unlisted tools are in no list, although their plugin's others are. A name with a word in
 	// it that a board chose is such a tool: who knows the name may call it.
 	Unlisted bool
+	// MayStream tools open a stream if their arguments ask for one, and else answer at once.
+	MayStream bool
+	// Group says which lists have the tool, see Toolset.
+	Group ToolGroup
 	// CheckArguments validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
 	CheckArguments func(args []byte) ([]byte, error)
@@ -219,7 +223,7 @@ func (k *Kernel) insertLocked(l *loaded, methods []string) {
 	for _, t := range m.Tools {
 		k.tools[t.Name] = toolEntry{tool: t, plugin: l}
 		if !m.Unlisted && !t.Unlisted {
-			v.tools.insert(t)
+			v.tools[t.Group].insert(t)
 		}
 	}
 	for _, r := range m.Resources {
@@ -246,13 +250,13 @@ func (k *Kernel) removeLocked(l *loaded) {
 	v := k.viewLocked(m.Tenant)
 	for _, t := range m.Tools {
 		delete(k.tools, t.Name)
-		v.tools.remove(t.Name)
+		v.tools[t.Group].remove(t.Name)
 	}
 	for _, r := range m.Resources {
 		delete(k.resources, r.URI)
 		v.resources.remove(r.URI)
 	}
-	if m.Tenant != "" && len(v.tools) == 0 && len(v.resources) == 0 {
+	if m.Tenant != "" && v.isEmpty() {
 		delete(k.views, m.Tenant)
 	}
 }
@@ -323,6 +327,9 @@ func checkManifest(m *Manifest) error {
 		if t.Name == "" || t.Scope == "" || seen[t.Name] {
 			return errors.New("every tool needs a unique name and a scope")
 		}
+		if t.Group >= numGroups {
+			return errors.New("a tool is in no known group")
+		}
 		if _, ok := manifest.ParseToolName(t.Name); ok && !isDevice {
 			return fmt.Errorf("the tool name %s is reserved for devices", t.Name)
 		}
@@ -344,7 +351,7 @@ func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant && a.Unlisted == b.Unlisted &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
 			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
-				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && string(x.InputSchema) == string(y.InputSchema) &&
+				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && x.Group == y.Group && string(x.InputSchema) == string(y.InputSchema) &&
 				string(x.OutputSchema) == string(y.OutputSchema)
 		}) &&
 		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return *x == *y })

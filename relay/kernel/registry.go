@@ -20,8 +20,18 @@ type resourceEntry struct {
 // view is what the plugins of one tenant offer, in order. The view of tenant "" is shared
 // by all tenants.
 type view struct {
-	tools     sorted[*Tool]
+	tools     [numGroups]sorted[*Tool]
 	resources sorted[*Resource]
+}
+
+// isEmpty reports whether the view has neither tools nor resources.
+func (v *view) isEmpty() bool {
+	for i := range v.tools {
+		if len(v.tools[i]) > 0 {
+			return false
+		}
+	}
+	return len(v.resources) == 0
 }
 
 // sortable is an element of a sorted list.
@@ -76,17 +86,26 @@ func (k *Kernel) viewLocked(tenant string) *view {
 	return v
 }
 
-// page merges two sorted lists and returns up to limit elements that the caller has the
-// scope for. more reports whether another one follows.
-func page[T sortable](c *Caller, own, shared sorted[T], limit int) (taken []T, more bool) {
+// page merges sorted lists and returns up to limit elements that the caller has the scope for. more
+// reports whether another one follows.
+func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more bool) {
 	checked, has := "", false // the last scope: neighbors mostly need the same one
-	for len(own) > 0 || len(shared) > 0 {
-		var next T
-		if len(shared) == 0 || (len(own) > 0 && own[0].key() <= shared[0].key()) {
-			next, own = own[0], own[1:]
-		} else {
-			next, shared = shared[0], shared[1:]
+	size := 1
+	for _, l := range lists {
+		size += len(l)
+	}
+	for {
+		first := -1
+		for i, l := range lists {
+			if len(l) > 0 && (first < 0 || l[0].key() < lists[first][0].key()) {
+				first = i
+			}
 		}
+		if first < 0 {
+			return taken, false
+		}
+		next := lists[first][0]
+		lists[first] = lists[first][1:]
 		if scope := next.scope(); scope != checked {
 			checked, has = scope, c.Has(scope)
 		}
@@ -97,22 +116,35 @@ func page[T sortable](c *Caller, own, shared sorted[T], limit int) (taken []T, m
 			return taken, true
 		}
 		if taken == nil {
-			taken = make([]T, 0, min(limit, len(own)+len(shared)+1))
+			taken = make([]T, 0, min(limit, size))
 		}
 		taken = append(taken, next)
 	}
-	return taken, false
 }
 
-// ListTools returns up to limit tools that the caller may use, in ascending order of
-// their names, beginning after the name `after` ("" for the start). more reports whether
-// another page follows. It lists neither tools of other tenants nor tools that the caller
-// lacks the scope for.
+// ListTools is ListToolset for the tools that a client gets which asks for no others.
 func (k *Kernel) ListTools(c *Caller, after string, limit int) (tools []*Tool, more bool) {
+	return k.ListToolset(c, DefaultToolset, after, limit)
+}
+
+// ListToolset returns up to limit tools of a set that the caller may use, in ascending order of
+// their names, beginning after the name `after` ("" for the start). more reports whether another
+// page follows. It lists neither tools of other tenants nor tools that the caller lacks the scope
+// for.
+func (k *Kernel) ListToolset(c *Caller, set Toolset, after string, limit int) (tools []*Tool, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	own, shared := k.viewsLocked(c.Tenant)
-	return page(c, own.tools.after(after), shared.tools.after(after), limit)
+	lists := make([]sorted[*Tool], 0, 2*numGroups+1)
+	for g := range numGroups {
+		if set.has(g) {
+			lists = append(lists, own.tools[g].after(after), shared.tools[g].after(after))
+		}
+	}
+	if list := k.pluginToolsLocked(c, set); len(list) > 0 {
+		lists = append(lists, list.after(after))
+	}
+	return page(c, limit, lists...)
 }
 
 // ListResources is ListTools for resources.
@@ -120,7 +152,7 @@ func (k *Kernel) ListResources(c *Caller, after string, limit int) (resources []
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	own, shared := k.viewsLocked(c.Tenant)
-	return page(c, own.resources.after(after), shared.resources.after(after), limit)
+	return page(c, limit, own.resources.after(after), shared.resources.after(after))
 }
 
 // emptyView is the view of a tenant that has no plugins. It is read only.

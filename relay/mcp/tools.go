@@ -143,7 +143,7 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	everything := &kernel.Caller{Tenant: c.Tenant, Scopes: allScopes{}}
 	for after, more := "", true; more; {
 		var page []*kernel.Tool
-		page, more = t.h.opts.Kernel.ListTools(everything, after, 1000)
+		page, more = t.h.opts.Kernel.ListToolset(everything, kernel.PluginToolset, after, 1000)
 		for _, tool := range page {
 			if tool.NodeID == "" && strings.Contains(tool.Name, ".") {
 				m[flatName(tool.Name)] = tool.Name

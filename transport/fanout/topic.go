@@ -174,6 +174,13 @@ func (t *Topic[T]) Close(cause error) {
 	t.subscribers, t.ring = nil, nil
 }
 
+// Last returns the newest value and when it was published; ok is false before the first one.
+func (t *Topic[T]) Last() (v T, at time.Time, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.last, t.lastAt, !t.lastAt.IsZero()
+}
+
 // removeLocked removes s from the list by putting the last subscriber in its place.
 func (t *Topic[T]) removeLocked(s *Subscriber[T]) {
 	if s.index < 0 {

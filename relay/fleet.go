@@ -1,0 +1,88 @@
+package relay
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/plugins/fleet"
+	"agentctl/strictjson"
+)
+
+// fleetBoards is what the relay knows about boards, for the plugin fleet and for all that take a
+// board's name.
+type fleetBoards struct{ r *Relay }
+
+var _ fleet.Boards = fleetBoards{}
+
+// board joins what the registry and the hub know about a node.
+func (f fleetBoards) board(n *auth.Node) fleet.Board {
+	s := f.r.hub.Status(n.NodeID)
+	b := fleet.Board{ID: n.NodeID, Name: n.Name, NameSet: n.NameSet, Tags: n.Tags, Description: n.Description,
+		Status: fleet.Offline, CloneSuspected: s.CloneSuspected, LastSeenMS: n.LastSeenMS}
+	switch {
+	case s.Ready && s.Suspect:
+		b.Status = fleet.Suspect
+	case s.Ready:
+		b.Status = fleet.Online
+	}
+	return b
+}
+
+// Lookup implements fleet.Boards.
+func (f fleetBoards) Lookup(tenant, ref string) (fleet.Board, bool) {
+	n, ok := f.r.store.LookupNode(tenant, ref)
+	if !ok {
+		return fleet.Board{}, false
+	}
+	return f.board(&n), true
+}
+
+// List implements fleet.Boards.
+func (f fleetBoards) List(tenant string) []fleet.Board {
+	nodes := f.r.store.TenantNodes(tenant)
+	list := make([]fleet.Board, len(nodes))
+	for i := range nodes {
+		list[i] = f.board(&nodes[i])
+	}
+	return list
+}
+
+// Tools implements fleet.Boards.
+func (f fleetBoards) Tools(ctx context.Context, tenant, nodeID string) ([]manifest.Tool, error) {
+	if tools := f.r.hub.Tools(nodeID); tools != nil {
+		if owner, _ := f.r.store.NodeTenant(nodeID); owner == tenant {
+			return tools, nil
+		}
+	}
+	n, err := f.r.store.Node(ctx, tenant, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	return announcedTools(&n), nil
+}
+
+// Frame implements fleet.Boards.
+func (f fleetBoards) Frame(nodeID string) (frame []byte, at time.Time, ok bool) {
+	return f.r.hub.NewestFrame(nodeID)
+}
+
+// announcedTools are the tools of the manifest that the registry has of a node; none if it never
+// connected.
+func announcedTools(n *auth.Node) (list []manifest.Tool) {
+	var caps []json.RawMessage
+	if len(n.Manifest) == 0 || json.Unmarshal(n.Manifest, &caps) != nil {
+		return nil
+	}
+	for _, raw := range caps {
+		c := new(manifest.Capability)
+		if strictjson.Unmarshal(raw, c) != nil {
+			continue
+		}
+		tools, _ := manifest.Project(n.NodeID, c)
+		list = append(list, tools...)
+	}
+	return list
+}

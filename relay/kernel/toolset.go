@@ -1,0 +1,89 @@
+package kernel
+
+import (
+	"slices"
+	"strings"
+)
+
+// ToolGroup divides tools by the lists that have them. It is a byte because each capability of each
+// board has a Tool.
+type ToolGroup uint8
+
+// The groups.
+const (
+	GroupRelay  ToolGroup = iota // the relay's own tools, and those of external plugins
+	GroupBoard                   // boards' tools that every list of boards has
+	GroupBoards                  // boards' other tools
+	GroupFleet                   // tools for many boards; their number does not grow with the boards
+	numGroups
+)
+
+// Toolset is a choice of tools to list. It limits nothing else: who knows the name of another tool
+// may call it.
+type Toolset struct {
+	groups  uint8    // a bit for each ToolGroup
+	plugins []string // whose tools are listed too, if their groups are not
+}
+
+// Toolsets that can be joined with And.
+var (
+	DefaultToolset = toolset(GroupRelay, GroupBoard)
+	BoardsToolset  = toolset(GroupBoard, GroupBoards)
+	FleetToolset   = toolset(GroupFleet)
+	PluginToolset  = toolset(GroupRelay, GroupFleet) // of plugins that are not boards
+	AllTools       = toolset(GroupRelay, GroupBoard, GroupBoards, GroupFleet)
+)
+
+func toolset(groups ...ToolGroup) (s Toolset) {
+	for _, g := range groups {
+		s.groups |= 1 << g
+	}
+	return s
+}
+
+func (s Toolset) has(g ToolGroup) bool { return s.groups&(1<<g) != 0 }
+
+// And returns a set with the tools of both.
+func (s Toolset) And(o Toolset) Toolset {
+	return Toolset{s.groups | o.groups, append(slices.Clone(s.plugins), o.plugins...)}
+}
+
+// WithPlugin returns the set with the tools of a plugin.
+func (s Toolset) WithPlugin(name string) Toolset { return s.And(Toolset{plugins: []string{name}}) }
+
+// PluginNames are the plugins that Toolset.WithPlugin can name for a caller, ascending: those with
+// tools that the caller may use. Boards are not among them.
+func (k *Kernel) PluginNames(c *Caller) (names []string) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	own, shared := k.viewsLocked(c.Tenant)
+	for _, v := range []*view{own, shared} {
+		for _, g := range []ToolGroup{GroupRelay, GroupFleet} {
+			for _, t := range v.tools[g] {
+				if l := k.tools[t.Name].plugin; c.Has(t.Scope) && !l.isDevice() {
+					names = append(names, l.manifest.Name)
+				}
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// pluginToolsLocked are the tools of the set's plugins, ascending by name, without those of its
+// groups. mu is held.
+func (k *Kernel) pluginToolsLocked(c *Caller, set Toolset) (list sorted[*Tool]) {
+	for i, name := range set.plugins {
+		l := k.plugins[name]
+		if l == nil || !l.visibleTo(c) || l.manifest.Unlisted || slices.Contains(set.plugins[:i], name) {
+			continue
+		}
+		for _, t := range l.manifest.Tools {
+			if !t.Unlisted && !set.has(t.Group) {
+				list = append(list, t)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b *Tool) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}

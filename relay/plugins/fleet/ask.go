@@ -1,0 +1,112 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// Bounds of a call that asks many boards.
+const (
+	maxAsked       = 64              // boards that one call asks at a time
+	askTimeout     = time.Second     // for one board
+	askAllTimeout  = 4 * time.Second // for all of them; the rest of kernel.CallBudget is for the answer
+	maxAskingCalls = 4               // calls of one identity that ask many boards at a time
+)
+
+// callBoard calls a tool through the kernel as the caller of r. The tool's own checks, scope, limits,
+// audit record and event apply. Invisible characters are left to the kernel's treatment of the
+// plugin's answer.
+func (p *Plugin) callBoard(ctx context.Context, r *kernel.Request, tool string, args json.RawMessage) (*kernel.Result, error) {
+	return p.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: tool, Arguments: args, ConnID: r.ConnID,
+		TraceID: r.TraceID, Traced: r.Traced, Session: r.Session})
+}
+
+// question is what askBoards asks one board.
+type question struct {
+	board Board
+	tool  string // canonical
+	args  json.RawMessage
+}
+
+// askBoards asks boards at a time that the bounds above allow, and calls onAnswer with the index of
+// each question, one call at a time. A question that there was no time for gets errNotAsked. It
+// returns after all questions have an answer; an error says that nothing was asked.
+func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []question, onAnswer func(i int, res *kernel.Result, err error)) error {
+	release, err := p.acquireAsking(r.Caller)
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
+	defer cancel()
+	var mu sync.Mutex // protects next, and orders onAnswer
+	next := 0
+	take := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		next++
+		return next - 1
+	}
+	var wg sync.WaitGroup
+	for range min(maxAsked, len(questions)) {
+		wg.Go(func() {
+			for i := take(); i < len(questions); i = take() {
+				res, err := p.askOne(ctx, r, &questions[i])
+				mu.Lock()
+				onAnswer(i, res, err)
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return nil
+}
+
+// errNotAsked is the outcome of a question that there was no time for.
+var errNotAsked = &manifest.Error{Code: manifest.DeadlineExceeded, Message: "there was no time to ask this board", Reason: "not_asked", Outcome: manifest.NotSent}
+
+func (p *Plugin) askOne(ctx context.Context, r *kernel.Request, q *question) (*kernel.Result, error) {
+	if ctx.Err() != nil {
+		return nil, errNotAsked
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	return p.callBoard(ctx, r, q.tool, q.args)
+}
+
+// acquireAsking counts a call that asks many boards against the share of its identity.
+func (p *Plugin) acquireAsking(c *kernel.Caller) (release func(), err error) {
+	holder := c.Tenant + "\x00" + c.Actor
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asking[holder] >= maxAskingCalls {
+		return nil, &manifest.Error{Code: manifest.RateLimited, Message: "4 calls of this identity ask many boards already; wait for one of them", Reason: "asking", RetryAfterMS: 1000, Outcome: manifest.NotSent}
+	}
+	p.asking[holder]++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.asking[holder]--; p.asking[holder] == 0 {
+			delete(p.asking, holder)
+		}
+	}, nil
+}
+
+// boardTool returns the tool of a connected board with a kind and a verb.
+func (p *Plugin) boardTool(ctx context.Context, tenant, nodeID, kind, verb string) (name string, ok bool) {
+	list, err := p.opt.Boards.Tools(ctx, tenant, nodeID)
+	if err != nil {
+		return "", false
+	}
+	for i := range list {
+		if list[i].Kind.Name == kind && list[i].Verb.Name == verb {
+			return list[i].Canonical, true
+		}
+	}
+	return "", false
+}

@@ -1,0 +1,118 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/suggest"
+)
+
+// Boards is what the relay knows about boards without asking them. Its methods may be called from
+// any goroutine, with the tenant of the caller's token and no other.
+type Boards interface {
+	// Lookup finds a board of the tenant by its exact id or else its exact name, in memory.
+	Lookup(tenant, ref string) (Board, bool)
+	// List returns the boards of the tenant, connected or not, in any order, from memory.
+	List(tenant string) []Board
+	// Tools returns the tools that a board announced last, connected or not, in the order of
+	// manifest.Kinds. The slice is read-only. It reads the disk for a board that is not connected.
+	Tools(ctx context.Context, tenant, nodeID string) ([]manifest.Tool, error)
+	// Frame returns the newest frame of a board's open metric streams, and when it arrived.
+	Frame(nodeID string) (frame []byte, at time.Time, ok bool)
+}
+
+// Status says whether a board can be called.
+type Status string
+
+// Statuses of a board.
+const (
+	Online  Status = "online"
+	Suspect Status = "suspect" // connected, but silent for 5 s or more; calls fail at once
+	Offline Status = "offline"
+)
+
+// Board is a board as the relay knows it.
+type Board struct {
+	ID             string
+	Name           string
+	NameSet        bool     // by an operator; if not, the board proposed the name, which is data
+	Tags           []string // set by operators, sorted
+	Description    string   // set by operators
+	Status         Status
+	CloneSuspected bool  // two installations use its identity
+	LastSeenMS     int64 // Unix ms by the relay's clock; 0: never
+}
+
+// shortID is how many characters of an id are shown for a board without an operator's name.
+const shortID = 10
+
+// Label is what a board is called in errors: the name that an operator gave it, or the start of its
+// id. No text of a board is part of it.
+func (b *Board) Label() string {
+	if b.NameSet && b.Name != "" {
+		return b.Name
+	}
+	return b.ID[:min(shortID, len(b.ID))]
+}
+
+// Resolve finds the board of a tenant that ref names: by its exact id, then its exact name, then as
+// the only one whose id begins with ref. The error is a *manifest.Error; boards of other tenants
+// are answered like boards that do not exist.
+func Resolve(boards Boards, tenant, ref string) (Board, error) {
+	ref = strings.ToLower(ref)
+	if b, ok := boards.Lookup(tenant, ref); ok {
+		return b, nil
+	}
+	all := boards.List(tenant)
+	var found []Board
+	for _, b := range all {
+		if ref != "" && strings.HasPrefix(b.ID, ref) {
+			found = append(found, b)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return Board{}, unknownBoard(all, ref)
+	}
+	return Board{}, &manifest.Error{Code: manifest.ManifestInvalid, Reason: "ambiguous",
+		Message: "several board ids begin with this: " + labels(found) + "; give more characters, or the name"}
+}
+
+// unknownBoard is the error for a board that the tenant does not have. It has names of operators
+// and ids only.
+func unknownBoard(all []Board, ref string) error {
+	message := "none of your boards has this name, id or start of an id"
+	var words []string
+	for i := range all {
+		words = append(words, all[i].Label())
+	}
+	if near := suggest.Nearest(ref, words); near != "" {
+		message += "; the nearest is " + near
+	}
+	return &manifest.Error{Code: manifest.SafetyDenied, Reason: "tenant", Message: message + "; fleet.find lists your boards"}
+}
+
+// labels joins the ids of some boards for a message.
+func labels(boards []Board) string {
+	slices.SortFunc(boards, func(a, b Board) int { return cmp.Compare(a.ID, b.ID) })
+	const most = 3
+	var list []string
+	for i := range boards[:min(most, len(boards))] {
+		list = append(list, boards[i].ID)
+	}
+	if len(boards) > most {
+		list = append(list, "and others")
+	}
+	return strings.Join(list, ", ")
+}
+
+// resolve is Resolve for the boards of this relay.
+func (p *Plugin) resolve(tenant, ref string) (Board, error) {
+	return Resolve(p.opt.Boards, tenant, ref)
+}

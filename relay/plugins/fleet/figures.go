@@ -1,0 +1,210 @@
+package fleet
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+)
+
+// metric is a figure of a board that the tools of this package name. The keys are those of alert
+// rules; the catalogue of package prober defines them (test/fleet_test.go compares).
+type metric struct {
+	key string // in where, and in answers
+	// history is the name in system.history. It is also the path in an answer of system.modules,
+	// for those metrics that a metrics frame does not have.
+	history string
+	// isModule is set for figures that come from system.modules, and not from a metrics frame.
+	isModule bool
+}
+
+// metrics lists the figures, in the order in which answers and messages name them.
+var metrics = []metric{
+	{key: "cpu_pct", history: "cpu.usage_percent"},
+	{key: "mem_pct"}, // of mem_bytes and mem_total_bytes
+	{key: "mem_bytes", history: "mem_bytes"},
+	{key: "mem_total_bytes", history: "mem_total_bytes"},
+	{key: "disk_pct", history: "disk.usage_percent"},
+	{key: "load_1m", history: "load.load_1m"},
+	{key: "load_5m", history: "load.load_5m"},
+	{key: "load_15m", history: "load.load_15m"},
+	{key: "temperature_c", history: "temperature.hottest_c", isModule: true},
+	{key: "net_bytes_in_per_s", history: "network.bytes_in_per_s", isModule: true},
+	{key: "net_bytes_out_per_s", history: "network.bytes_out_per_s", isModule: true},
+	{key: "under_voltage", history: "power.under_voltage", isModule: true},
+	{key: "freq_capped", history: "power.freq_capped", isModule: true},
+	{key: "throttled", history: "power.throttled", isModule: true},
+	{key: "soft_temp_limit", history: "power.soft_temp_limit", isModule: true},
+	{key: "wear_pct", history: "wear.used_pct", isModule: true},
+	{key: "wear_pre_eol", history: "wear.pre_eol", isModule: true}, // 1 normal, 2 warning, 3 urgent
+}
+
+// numMetrics is len(metrics), for arrays (TestMetrics).
+const numMetrics = 17
+
+// metricIndex returns the index of a metric in metrics; -1 for an unknown one.
+func metricIndex(key string) int {
+	for i := range metrics {
+		if metrics[i].key == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// metricKeys lists the keys for messages.
+func metricKeys() string {
+	keys := make([]string, len(metrics))
+	for i := range metrics {
+		keys[i] = metrics[i].key
+	}
+	return strings.Join(keys, ", ")
+}
+
+// figures are the newest known values of one board's metrics, NaN for unknown ones, and the times
+// when the relay got them: those of a metrics frame, and those of system.modules.
+type figures struct {
+	values             [numMetrics]float64
+	frameAt, modulesAt time.Time
+}
+
+// newFigures returns figures of which none is known.
+func newFigures() *figures {
+	f := new(figures)
+	for i := range f.values {
+		f.values[i] = math.NaN()
+	}
+	return f
+}
+
+// at is the time of a metric's value.
+func (f *figures) at(i int) time.Time {
+	if metrics[i].isModule {
+		return f.modulesAt
+	}
+	return f.frameAt
+}
+
+// readFrame takes the values of a metrics frame or snapshot, which the relay has checked.
+func (f *figures) readFrame(raw []byte, at time.Time) {
+	var v map[string]any
+	if json.Unmarshal(raw, &v) != nil {
+		return
+	}
+	for i := range metrics {
+		if !metrics[i].isModule {
+			f.values[i] = number(v[metrics[i].key])
+		}
+	}
+	f.values[metricIndex("mem_pct")] = math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10
+	f.frameAt = at
+}
+
+// readModules takes the values of an answer of system.modules, which the relay has checked.
+func (f *figures) readModules(raw []byte, at time.Time) {
+	var v map[string]any
+	if json.Unmarshal(raw, &v) != nil {
+		return
+	}
+	for i := range metrics {
+		if metrics[i].isModule {
+			module, field, _ := strings.Cut(metrics[i].history, ".")
+			members, _ := v[module].(map[string]any)
+			f.values[i] = number(members[field])
+		}
+	}
+	f.modulesAt = at
+}
+
+// number is a JSON value as a number: flags are 0 and 1, states 1 and more, anything else NaN.
+func number(v any) float64 {
+	switch v := v.(type) {
+	case float64:
+		return v
+	case bool:
+		if v {
+			return 1
+		}
+		return 0
+	case string:
+		switch v {
+		case "normal":
+			return 1
+		case "warning":
+			return 2
+		case "urgent":
+			return 3
+		}
+	}
+	return math.NaN()
+}
+
+// maxFigureAge is how old a figure may be before its board is asked again.
+const maxFigureAge = 30 * time.Second
+
+// maxCachedFigures bounds the boards of figureCache: those that can be linked at a time. An entry
+// has some 200 bytes.
+const maxCachedFigures = 20_000
+
+// figureCache has the figures of the boards that this plugin has asked. The zero value is empty.
+type figureCache struct {
+	mu     sync.Mutex // protects boards and what they point to; a leaf
+	boards map[string]*figures
+}
+
+// get returns a copy of what is known of a board and no older than maxFigureAge. The newest frame of
+// an open stream counts, if there is one.
+func (c *figureCache) get(boards Boards, nodeID string, now time.Time) figures {
+	f := newFigures()
+	c.mu.Lock()
+	if known := c.boards[nodeID]; known != nil {
+		*f = *known
+	}
+	c.mu.Unlock()
+	if frame, at, ok := boards.Frame(nodeID); ok && at.After(f.frameAt) {
+		f.readFrame(frame, at)
+	}
+	for i := range f.values {
+		if now.Sub(f.at(i)) > maxFigureAge {
+			f.values[i] = math.NaN()
+		}
+	}
+	return *f
+}
+
+// put stores what a board has just answered. A full cache drops what is too old, and then starts
+// over.
+func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.boards[nodeID]
+	if f == nil {
+		if len(c.boards) >= maxCachedFigures {
+			c.evictLocked(now)
+		}
+		if c.boards == nil {
+			c.boards = make(map[string]*figures)
+		}
+		f = newFigures()
+		c.boards[nodeID] = f
+	}
+	if kind == manifest.KindMetrics {
+		f.readFrame(answer, now)
+	} else {
+		f.readModules(answer, now)
+	}
+}
+
+func (c *figureCache) evictLocked(now time.Time) {
+	for id, f := range c.boards {
+		if now.Sub(f.frameAt) > maxFigureAge && now.Sub(f.modulesAt) > maxFigureAge {
+			delete(c.boards, id)
+		}
+	}
+	if len(c.boards) >= maxCachedFigures {
+		clear(c.boards)
+	}
+}

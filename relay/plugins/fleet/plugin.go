@@ -1,0 +1,118 @@
+// Package fleet is the plugin with which a language model works with many boards: a few tools
+// that name boards in their arguments, in place of one tool for each verb of each board. Clients
+// list them with /mcp?toolset=fleet.
+//
+//	p := fleet.New(fleet.Options{Call: k.Call, Boards: boards})
+//	err := k.Load(p, false)
+//
+// Each tool is a row of tools, in a file of its own. A tool reaches boards through the kernel as
+// the caller itself, so that the scopes, limits, audit records and events of the board's tools
+// apply (Plugin.callBoard, Plugin.askBoards). Answers have at most MaxAnswer bytes.
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/arguments"
+)
+
+// Name is the plugin's name.
+const Name = "fleet"
+
+// Options configure a Plugin. All fields but Now must be given.
+type Options struct {
+	// Call answers a request as kernel.Kernel.Call does.
+	Call func(ctx context.Context, r *kernel.Request) (*kernel.Result, error)
+	// Boards is what the relay knows about boards without asking them.
+	Boards Boards
+	// Now is the wall clock; default time.Now.
+	Now func() time.Time
+}
+
+// Plugin serves the tools. Make one with New; it needs no goroutine of its own.
+type Plugin struct {
+	opt     Options
+	figures figureCache
+
+	mu     sync.Mutex     // protects asking; a leaf
+	asking map[string]int // calls that ask many boards, by identity
+}
+
+// New makes the plugin.
+func New(o Options) *Plugin {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	return &Plugin{opt: o, asking: make(map[string]int)}
+}
+
+var _ kernel.Plugin = (*Plugin)(nil)
+
+// tool is a tool of the plugin. Its texts, with those of all others, have 2,000 tokens together
+// (TestToolsetSize): a model reads them in every conversation.
+type tool struct {
+	name, title, description string
+	input                    arguments.Object
+	// scope is needed to see and call the tool. A tool that ends in one of a board is subject to
+	// that one's scope as well.
+	scope string
+	// streams and mayStream are Streams and MayStream of kernel.Tool.
+	streams, mayStream bool
+	call               func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+}
+
+// tools lists the tools. Those of other plugins that belong to the toolset fleet have the group
+// kernel.GroupFleet.
+func tools() []tool {
+	return []tool{findTool}
+}
+
+// Run implements the life of a built-in plugin: it has nothing to do in the background.
+func (p *Plugin) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+// Manifest implements kernel.Plugin.
+func (p *Plugin) Manifest() *kernel.Manifest {
+	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true, Untrusted: true}
+	for _, t := range tools() {
+		m.Tools = append(m.Tools, &kernel.Tool{
+			Name: t.name, Title: t.title, Description: t.description, InputSchema: t.input.Schema(), CheckArguments: t.input.Check,
+			SafetyClass: manifest.ReadOnly, Scope: t.scope, Streams: t.streams, MayStream: t.mayStream, Group: kernel.GroupFleet,
+		})
+	}
+	return m
+}
+
+// Call implements kernel.Plugin.
+func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	for _, t := range tools() {
+		if t.name == r.Target().Name {
+			return t.call(ctx, p, r)
+		}
+	}
+	panic("fleet: the kernel routed a tool that this plugin does not have")
+}
+
+// readArguments decodes arguments that the kernel has checked against the tool's input.
+func readArguments(r *kernel.Request, into any) error {
+	if err := json.Unmarshal(r.Arguments, into); err != nil {
+		return arguments.Invalid("arguments: must be one strict JSON object")
+	}
+	return nil
+}
+
+// answer is the result of a tool with a structured answer.
+func answer(v any) (*kernel.Result, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	return &kernel.Result{Structured: data}, nil
+}
