@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -65,6 +66,18 @@ func Metrics() Capability {
 func History() Capability {
 	return Capability{CapID: "history", Kind: KindHistory, SchemaRef: "mcp://schemas/system.history.query.input@1.0.0",
 		Verbs: []string{VerbQuery}, SafetyClass: ReadOnly, Constraints: Constraints{RateLimitRPS: 5, MaxConcurrency: 2, DeadlineMSDefault: 2000}}
+}
+
+// Inspection is the capability object of a kind with one verb that reads something of the machine:
+// all kinds since system.info. Reading may cost up to two seconds of a small board, so few run at
+// a time.
+func Inspection(kind string) Capability {
+	k, ok := LookupKind(kind)
+	if !ok || len(k.Verbs) != 1 {
+		panic("manifest: not a kind with one verb: " + kind)
+	}
+	return Capability{CapID: strings.TrimPrefix(kind, "system."), Kind: k.Name, SchemaRef: k.Verbs[0].Input,
+		Verbs: []string{k.Verbs[0].Name}, SafetyClass: ReadOnly, Constraints: Constraints{RateLimitRPS: 5, MaxConcurrency: 2, DeadlineMSDefault: 2000}}
 }
 
 // Check reports whether c is a capability of this release: known kind and verbs, the kind's

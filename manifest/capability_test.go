@@ -87,9 +87,13 @@ func TestCapabilityRefusals(t *testing.T) {
 // Whatever Check admits fits the announced schema too, so that the two cannot drift.
 func TestCheckAndSchemaAgree(t *testing.T) {
 	classes := []SafetyClass{ReadOnly, Mutating, Destructive, "x"}
-	verbs := [][]string{{}, {"invoke"}, {"snapshot"}, {"subscribe"}, {"snapshot", "subscribe"}, {"subscribe", "snapshot"}, {"invoke", "invoke"}, {"call"}, {"query"}}
+	verbs := [][]string{{}, {"invoke"}, {"snapshot"}, {"subscribe"}, {"snapshot", "subscribe"}, {"subscribe", "snapshot"}, {"invoke", "invoke"}, {"call"}, {"query"}, {"get"}, {"read"}, {"top"}, {"list"}, {"run"}}
 	admitted := 0
-	for _, kind := range []string{KindEcho, KindMetrics, KindHistory, "system.foo"} {
+	kinds := []string{"system.foo"}
+	for _, k := range Kinds {
+		kinds = append(kinds, k.Name)
+	}
+	for _, kind := range kinds {
 		for _, class := range classes {
 			for _, v := range verbs {
 				for _, n := range []int{0, 1, 64, 65, 100, 101, 5000, 5001} {
@@ -109,8 +113,8 @@ func TestCheckAndSchemaAgree(t *testing.T) {
 			}
 		}
 	}
-	if admitted != 12 { // (1 echo + 4 metrics + 1 history verb lists) x 2 of the numbers
-		t.Errorf("%d of the combinations were admitted, want 12", admitted)
+	if admitted != 28 { // (4 metrics verb lists + 1 of each of 10 kinds) x 2 of the numbers
+		t.Errorf("%d of the combinations were admitted, want 28", admitted)
 	}
 }
 
@@ -192,4 +196,35 @@ func FuzzCapability(f *testing.F) {
 			}
 		}
 	})
+}
+
+// The kinds of one verb: their capabilities are valid, cap_id is the last word of the kind, and a tool
+// has a short name even behind the prefix that an MCP client puts before it.
+func TestInspectionKinds(t *testing.T) {
+	want := map[string]string{
+		KindInfo: "sysinfo get", KindModules: "sysmod read", KindProcesses: "sysproc top inspect", KindServices: "syssvc list inspect",
+		KindJournal: "sysjrnl query inspect", KindDisks: "sysdisk list", KindNetwork: "sysnet list inspect", KindDoctor: "sysdoc run inspect",
+	}
+	for name, row := range want {
+		k, _ := LookupKind(name)
+		c := Inspection(name)
+		tools, err := Project(testNode, &c)
+		if err != nil || len(tools) != 1 || !k.SinceV21 {
+			t.Errorf("%s: %v, %d tools", name, err, len(tools))
+			continue
+		}
+		got := k.Short + " " + tools[0].Verb.Name
+		if k.ExtraScope == ScopeBoardsInspect {
+			got += " inspect"
+		}
+		if got != row || name != "system."+c.CapID {
+			t.Errorf("%s is %s with cap_id %s, want %s", name, got, c.CapID, row)
+		}
+		if n := len("mcp__agentctl__" + tools[0].Name.Alias()); n > MaxToolNameLen {
+			t.Errorf("%s has %d characters with the prefix", tools[0].Name.Alias(), n)
+		}
+		if n := len(tools[0].Verb.Description); n > 300 {
+			t.Errorf("%s: the description has %d characters", name, n)
+		}
+	}
 }

@@ -80,6 +80,10 @@ func (p *property) makeExample(byDefault []byte) string {
 	return ""
 }
 
+// maxKnownNames is how long the names in a message of unknownProperty may be; a message has at most
+// 200 characters.
+const maxKnownNames = 160
+
 // unknownProperty names the known ones, since the unknown one may not be quoted.
 func (sh *objectSchema) unknownProperty() string {
 	if len(sh.properties) == 0 {
@@ -89,7 +93,10 @@ func (sh *objectSchema) unknownProperty() string {
 	for i := range sh.properties {
 		names[i] = sh.properties[i].name
 	}
-	return "unknown " + sh.noun + "; known: " + strings.Join(names, ", ")
+	if known := strings.Join(names, ", "); len(known) <= maxKnownNames {
+		return "unknown " + sh.noun + "; known: " + known
+	}
+	return "unknown " + sh.noun + "; the tool's schema lists the known ones"
 }
 
 // explain returns what is wrong with a value, "" for nothing that it understands.

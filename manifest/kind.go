@@ -26,13 +26,16 @@ const (
 	ScopeNodesWrite      = "nodes:write"   // names, tags, descriptions, removal and revocation of nodes
 	ScopeTokensWrite     = "tokens:write"  // minting, listing and revoking tokens over HTTP
 	ScopeInvitesWrite    = "invites:write" // making, listing and revoking invites over HTTP
+	// ScopeBoardsInspect is needed, beside the scope of the safety class, for the kinds that show
+	// what runs on a board and what it is connected to.
+	ScopeBoardsInspect = "boards:inspect"
 )
 
 // Scopes lists the closed set.
 var Scopes = []string{
 	ScopeCallReadOnly, ScopeToolsList, ScopeDeviceConnect, ScopeDeviceEnroll,
 	ScopeEventsSubscribe, ScopeEventsIngest, ScopeTicketsRead, ScopeTicketsWrite, ScopeKernelAdmin,
-	ScopeNodesWrite, ScopeTokensWrite, ScopeInvitesWrite,
+	ScopeNodesWrite, ScopeTokensWrite, ScopeInvitesWrite, ScopeBoardsInspect,
 }
 
 // ScopeForClass returns the scope that a call of a tool of class c needs.
@@ -49,13 +52,26 @@ const (
 	VerbSnapshot  = "snapshot"
 	VerbSubscribe = "subscribe"
 	VerbQuery     = "query"
+	VerbGet       = "get"
+	VerbRead      = "read"
+	VerbTop       = "top"
+	VerbList      = "list"
+	VerbRun       = "run"
 )
 
 // Kind names, a closed set.
 const (
-	KindEcho    = "system.echo"
-	KindMetrics = "system.metrics"
-	KindHistory = "system.history"
+	KindEcho      = "system.echo"
+	KindMetrics   = "system.metrics"
+	KindHistory   = "system.history"
+	KindInfo      = "system.info"
+	KindModules   = "system.modules"
+	KindProcesses = "system.processes"
+	KindServices  = "system.services"
+	KindJournal   = "system.journal"
+	KindDisks     = "system.disks"
+	KindNetwork   = "system.network"
+	KindDoctor    = "system.doctor"
 )
 
 // Kind is one row of the kind registry. The registry is data and closed in each release; a
@@ -65,6 +81,8 @@ type Kind struct {
 	Short  string      // first segment of its tools, at most 8 characters
 	Safety SafetyClass // the only class the kind admits (RFC-0001 allOf clamp)
 	Verbs  []Verb
+	// ExtraScope is needed beside the scope of the safety class; "" for none.
+	ExtraScope string
 	// SinceV21 is set for kinds that came with version v2.1 of the device link. A link of
 	// version v2 neither announces nor accepts them, so that its bytes stay as they were.
 	SinceV21 bool
@@ -136,6 +154,35 @@ var Kinds = []Kind{
 			Description: "Read what this device recorded of its own metrics: one value for each step_ms from from_ms on, null where it recorded nothing. Times are milliseconds since 1970 by the device's clock, as ts_ms of a metrics snapshot; to_ms 0 means now. A result with next_cursor has more: call again with the same arguments and that cursor. Changes nothing.",
 		}},
 	},
+	inspection(KindInfo, "sysinfo", VerbGet, "", "Device information",
+		"Read what this device is: model, operating system, kernel, processor, memory, uptime, clock. Use it to tell boards apart or to find old software. Changes nothing."),
+	inspection(KindModules, "sysmod", VerbRead, "", "Sensors",
+		"Read this device's temperatures, power warnings and throttling, eMMC wear and network traffic, now. Use it when a board is slow, hot or restarts by itself. Changes nothing."),
+	inspection(KindProcesses, "sysproc", VerbTop, ScopeBoardsInspect, "Top processes",
+		"List the processes of this device that use most CPU (sort_by cpu, measured over window_ms) or memory, or those of a name. Use it to find what makes a board slow or whether a program runs. Changes nothing."),
+	inspection(KindServices, "syssvc", VerbList, ScopeBoardsInspect, "Services",
+		"List the systemd services of this device with state, since when, restarts and last exit. Use state failed to find what is broken. A result with next_cursor has more: call again with it as cursor. Changes nothing."),
+	inspection(KindJournal, "sysjrnl", VerbQuery, ScopeBoardsInspect, "Journal",
+		"Read lines of this device's log (systemd journal), newest first, by unit, priority, time or text. Use it to find why a service failed. A result with next_cursor has more: call again with the same arguments and that cursor. Changes nothing."),
+	inspection(KindDisks, "sysdisk", VerbList, "", "Disks",
+		"List the file systems of this device with size, use and errors, and its drives. Use it when a disk is full, read-only or does not answer. A result with next_cursor has more: call again with it as cursor. Changes nothing."),
+	inspection(KindNetwork, "sysnet", VerbList, ScopeBoardsInspect, "Network",
+		"List the network interfaces of this device with addresses and counters, its routes and name servers. Use it to find why a board cannot be reached. Scans nothing. A result with next_cursor has more: call again with it as cursor. Changes nothing."),
+	inspection(KindDoctor, "sysdoc", VerbRun, ScopeBoardsInspect, "Self-check",
+		"Run the checks that agentctl has for this device: service, storage, clock, power, temperature, link. Each problem comes with a next step. Use it first when a board behaves oddly. Changes nothing."),
+}
+
+// inspection returns the row of a kind with one verb that reads something of the machine.
+func inspection(kind, short, verb, scope, title, description string) Kind {
+	ref := SchemaPrefix + kind + "." + verb
+	return Kind{
+		Name: kind, Short: short, Safety: ReadOnly, ExtraScope: scope, SinceV21: true,
+		Verbs: []Verb{{
+			Name:  verb,
+			Input: ref + ".input@1.0.0", Ack: ref + ".output@1.0.0", Output: ref + ".output@1.0.0",
+			Title: title, Description: description,
+		}},
+	}
 }
 
 // LookupKind returns the kind of a name.
@@ -143,8 +190,8 @@ func LookupKind(name string) (*Kind, bool) {
 	return find(Kinds, func(k *Kind) bool { return k.Name == name })
 }
 
-// lookupShort returns the kind whose tools have this first segment.
-func lookupShort(short string) (*Kind, bool) {
+// LookupShort returns the kind whose tools have this first segment.
+func LookupShort(short string) (*Kind, bool) {
 	return find(Kinds, func(k *Kind) bool { return k.Short == short })
 }
 

@@ -128,7 +128,7 @@ func (t *Tool) HasOwnWord() bool {
 // KnownTool reports whether some node may have this tool: a kind of this short name has this
 // verb. It says nothing about a particular node, which may be offline or lack the capability.
 func KnownTool(t ToolName) bool {
-	k, ok := lookupShort(t.Short)
+	k, ok := LookupShort(t.Short)
 	if !ok {
 		return false
 	}

@@ -72,7 +72,8 @@ func (b *board) addTools(nodeID string, tools []manifest.Tool) {
 		b.manifest.Tools = append(b.manifest.Tools, &kernel.Tool{
 			Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description, InputSchema: input, OutputSchema: output,
 			SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass), NodeID: nodeID,
-			Streams: t.Verb.Stream(), CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
+			Inspects: t.Kind.ExtraScope == manifest.ScopeBoardsInspect,
+			Streams:  t.Verb.Stream(), CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
 		})
 	}
 }

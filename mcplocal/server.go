@@ -78,7 +78,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	// Reading and listing only: a client without a token must not change anything.
-	scopes, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList)
+	scopes, err := auth.ParseScopes(manifest.ScopeCallReadOnly, manifest.ScopeToolsList, manifest.ScopeBoardsInspect)
 	if err != nil {
 		return nil, err
 	}

@@ -103,7 +103,8 @@ func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.
 		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
 		InputSchema: in, OutputSchema: out,
 		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		NodeID: nodeID, Streams: t.Verb.Stream(), Group: group, CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
+		Inspects: t.Kind.ExtraScope == manifest.ScopeBoardsInspect,
+		NodeID:   nodeID, Streams: t.Verb.Stream(), Group: group, CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
 		Unlisted: !t.HasOwnWord(),
 	}
 }

@@ -25,7 +25,7 @@ func TestCreateToken(t *testing.T) {
 		status      int
 		part        string
 	}{
-		{admin, ``, 200, `"scopes":"tools:call:read_only tools:list events:subscribe tickets:read"`},
+		{admin, ``, 200, `"scopes":"tools:call:read_only tools:list events:subscribe tickets:read boards:inspect"`},
 		{admin, `{"subject":"ci","scopes":["tickets:write"],"ttl_ms":3600000}`, 200, `"subject":"ci","scopes":"tickets:write"`},
 		{admin, `{"class":"tenant-admin"}`, 200, "tokens:write"},
 		{admin, `{"class":"device"}`, 200, `"scopes":"device:connect"`},

@@ -39,10 +39,12 @@ func TestVocabulary(t *testing.T) {
 		name      string
 		got, want []string
 	}{
-		{"kinds", kinds, []string{"system.echo sysecho read_only", "system.history syshist read_only", "system.metrics sys read_only"}},
-		{"verbs", verbs, []string{"invoke", "query", "snapshot", "subscribe"}},
+		{"kinds", kinds, []string{"system.disks sysdisk read_only", "system.doctor sysdoc read_only", "system.echo sysecho read_only",
+			"system.history syshist read_only", "system.info sysinfo read_only", "system.journal sysjrnl read_only", "system.metrics sys read_only",
+			"system.modules sysmod read_only", "system.network sysnet read_only", "system.processes sysproc read_only", "system.services syssvc read_only"}},
+		{"verbs", verbs, []string{"get", "invoke", "list", "list", "list", "query", "query", "read", "run", "snapshot", "subscribe", "top"}},
 		{"error codes", codes, []string{"E_BAD_REQUEST", "E_DEADLINE_EXCEEDED", "E_INTERNAL", "E_MANIFEST_INVALID", "E_NODE_OFFLINE", "E_RATE_LIMITED", "E_SAFETY_DENIED"}},
-		{"scopes", manifest.Scopes, []string{"device:connect", "device:enroll", "events:ingest", "events:subscribe", "invites:write", "kernel:admin",
+		{"scopes", manifest.Scopes, []string{"boards:inspect", "device:connect", "device:enroll", "events:ingest", "events:subscribe", "invites:write", "kernel:admin",
 			"nodes:write", "tickets:read", "tickets:write", "tokens:write", "tools:call:read_only", "tools:list"}},
 		{"stream closes", streamCodes, []string{"1000 normal", "4408 idle_timeout", "4413 backpressure", "4429 rate_limited", "4503 device_offline"}},
 		{"envelopes", types, []string{"announce", "announce_ack", "auth", "auth_ok", "cmd", "cmd_ack", "cmd_cancel", "error", "hello", "metric", "stream_end"}},

@@ -175,7 +175,8 @@ func badMint(format string, args ...any) error { return requestError{fmt.Errorf(
 
 // grantedScopes returns the scopes that a token gets from its creator. Scopes and presets that
 // are asked for by name are refused if the creator lacks one; the defaults of an agent are
-// cut down to the creator's.
+// cut down to the creator's. A preset gives boards:inspect only if the creator has it, because
+// administrators' tokens that are older than this scope go on making presets.
 func grantedScopes(req MintRequest, tenant string, want Scopes) (Scopes, error) {
 	c := req.Creator
 	if c == nil {
@@ -183,6 +184,9 @@ func grantedScopes(req MintRequest, tenant string, want Scopes) (Scopes, error) 
 	}
 	if tenant != c.Tenant {
 		return 0, &Error{ErrGrant, "tenant", "a token is for the tenant of the token that makes it"}
+	}
+	if len(req.Scopes) == 0 {
+		want &^= bitBoardsInspect &^ c.Scopes
 	}
 	granted := want & (c.Scopes | bitDeviceConnect)
 	isDefault := len(req.Scopes) == 0 && classWords[req.Class] == classWords[ClassAgent]

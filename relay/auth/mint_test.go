@@ -155,3 +155,28 @@ func TestScopesAsText(t *testing.T) {
 		t.Error("an unknown word was taken")
 	}
 }
+
+// A creator whose token is older than boards:inspect still makes agents and presets, without that
+// scope; it cannot give the scope by name.
+func TestOlderCreatorLacksBoardsInspect(t *testing.T) {
+	older := &Identity{Tenant: DefaultTenant, Subject: "older", Scopes: tenantAdminScopes &^ bitBoardsInspect}
+	for _, tt := range []struct {
+		req  MintRequest
+		want Scopes // 0: refused
+	}{
+		{MintRequest{Class: "agent"}, agentDefaults &^ bitBoardsInspect},
+		{MintRequest{Class: PresetTenantAdmin}, tenantAdminScopes &^ bitBoardsInspect},
+		{MintRequest{Class: PresetAdmin}, 0},
+		{MintRequest{Class: "agent", Scopes: []string{"boards:inspect"}}, 0},
+	} {
+		tt.req.Creator = older
+		_, want, err := resolveScopes(tt.req.Class, tt.req.Scopes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := grantedScopes(tt.req, DefaultTenant, want)
+		if got != tt.want || (err == nil) != (tt.want != 0) {
+			t.Errorf("%s %v: got %q, %v; want %q", tt.req.Class, tt.req.Scopes, got, err, tt.want)
+		}
+	}
+}

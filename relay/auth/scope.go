@@ -42,6 +42,7 @@ const (
 	bitNodesWrite
 	bitTokensWrite
 	bitInvitesWrite
+	bitBoardsInspect
 )
 
 // scopeWords names the bits: scopeWords[i] is the word of 1<<i.
@@ -50,6 +51,7 @@ var scopeWords = [...]string{
 	manifest.ScopeEventsIngest, manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite,
 	manifest.ScopeKernelAdmin, manifest.ScopeDeviceConnect, manifest.ScopeDeviceEnroll,
 	manifest.ScopeNodesWrite, manifest.ScopeTokensWrite, manifest.ScopeInvitesWrite,
+	manifest.ScopeBoardsInspect,
 }
 
 // agentScopes are what an agent token may hold; agentDefaults what it gets when a request
@@ -58,7 +60,7 @@ var scopeWords = [...]string{
 // tools, because the control plane is tools, and follows the topics audit and kernel.
 const (
 	agentScopes       = agentDefaults | tenantAdminScopes | operatorScopes | bitEventsIngest
-	agentDefaults     = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitTicketsRead
+	agentDefaults     = bitCallReadOnly | bitToolsList | bitEventsSubscribe | bitTicketsRead | bitBoardsInspect
 	tenantAdminScopes = agentDefaults | bitTicketsWrite | bitNodesWrite | bitTokensWrite | bitInvitesWrite
 	operatorScopes    = bitKernelAdmin | bitToolsList | bitEventsSubscribe
 )

@@ -32,14 +32,14 @@ func TestVerifyMinted(t *testing.T) {
 		subject string // prefix
 	}{
 		{MintRequest{Class: "agent", Tenant: "acme"}, ClassAgent,
-			"tools:call:read_only tools:list events:subscribe tickets:read", 90 * 24 * time.Hour, "agent-"},
+			"tools:call:read_only tools:list events:subscribe tickets:read boards:inspect", 90 * 24 * time.Hour, "agent-"},
 		{MintRequest{Class: "agent", Subject: "claude@desk", Scopes: []string{"tools:list"}, TTL: time.Minute}, ClassAgent,
 			"tools:list", time.Minute, "claude@desk"},
 		{MintRequest{Class: "admin"}, ClassAgent,
-			"tools:call:read_only tools:list events:subscribe events:ingest tickets:read tickets:write kernel:admin nodes:write tokens:write invites:write",
+			"tools:call:read_only tools:list events:subscribe events:ingest tickets:read tickets:write kernel:admin nodes:write tokens:write invites:write boards:inspect",
 			90 * 24 * time.Hour, "agent-"},
 		{MintRequest{Class: "tenant-admin", Tenant: "acme"}, ClassAgent,
-			"tools:call:read_only tools:list events:subscribe tickets:read tickets:write nodes:write tokens:write invites:write", 90 * 24 * time.Hour, "agent-"},
+			"tools:call:read_only tools:list events:subscribe tickets:read tickets:write nodes:write tokens:write invites:write boards:inspect", 90 * 24 * time.Hour, "agent-"},
 		{MintRequest{Class: "operator"}, ClassAgent, "tools:list events:subscribe kernel:admin", 90 * 24 * time.Hour, "agent-"},
 		{MintRequest{Class: "device"}, ClassDevice, "device:connect", 365 * 24 * time.Hour, ""},
 		{MintRequest{Class: "device", Instance: "abc_DEF-1", Gen: 7}, ClassDevice, "device:connect", 365 * 24 * time.Hour, ""},

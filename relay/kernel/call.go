@@ -256,8 +256,8 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	if !ok || !e.plugin.visibleTo(r.Caller) || reassigned(r, e.plugin) {
 		return nil, k.missingTool(r)
 	}
-	if !r.Caller.Has(e.tool.Scope) {
-		return nil, errScope
+	if err := e.tool.missingScope(r.Caller); err != nil {
+		return nil, err
 	}
 	t := e.tool
 	r.tool = t
@@ -313,18 +313,35 @@ func reassigned(r *Request, l *loaded) bool {
 
 // Refusals of dispatch.
 var (
-	errScope  = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
-	errNoTool = &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
+	errScope = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
+	// A token keeps the scopes that it was made with, so that one from before boards:inspect existed
+	// needs a successor.
+	errInspect = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope boards:inspect that this tool needs; newly made agent tokens carry it: agentctl token create --class agent", Reason: "scope"}
+	errNoTool  = &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
 )
+
+// missingScope returns the refusal of a caller who lacks a scope that the tool needs, else nil.
+func (t *Tool) missingScope(c *Caller) *manifest.Error {
+	switch {
+	case !c.Has(t.Scope):
+		return errScope
+	case t.Inspects && !c.Has(manifest.ScopeBoardsInspect):
+		return errInspect
+	}
+	return nil
+}
 
 // missingTool explains a tool that none of the caller's plugins has. The scope is checked
 // first, so that a token without it learns nothing about names.
 func (k *Kernel) missingTool(r *Request) error {
-	if _, ok := manifest.ParseToolName(r.Tool); !ok {
+	name, ok := manifest.ParseToolName(r.Tool)
+	if !ok {
 		return errNoTool
 	}
-	if !r.Caller.Has(manifest.ScopeCallReadOnly) {
-		return errScope
+	kind, ok := manifest.LookupShort(name.Short)
+	t := Tool{Scope: manifest.ScopeCallReadOnly, Inspects: ok && kind.ExtraScope == manifest.ScopeBoardsInspect}
+	if err := t.missingScope(r.Caller); err != nil {
+		return err
 	}
 	if k.opt.ExplainMissing != nil {
 		return k.opt.ExplainMissing(r.Caller, r.Tool)

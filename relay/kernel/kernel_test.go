@@ -203,3 +203,50 @@ func ExampleKernel() {
 	// audit: deny "" "E_BAD_REQUEST"
 	// E_BAD_REQUEST: no tool has this name; tools/list shows the names
 }
+
+// A tool that inspects a board needs a second scope. A caller without it neither sees nor calls the
+// tool, whether the board is connected or not, and learns which scope it lacks.
+func TestInspectingToolsNeedTheirScope(t *testing.T) {
+	explained := 0
+	k := kernel.New(kernel.Options{ExplainMissing: func(*kernel.Caller, string) error {
+		explained++
+		return manifest.E(manifest.NodeOffline, "offline")
+	}})
+	name := "sysproc." + nodeA + ".processes.top"
+	load(t, k, &plugin{m: &kernel.Manifest{Name: "device:" + nodeA, Version: "1.0.0", Tenant: "a", Tools: []*kernel.Tool{
+		{Name: name, Scope: manifest.ScopeCallReadOnly, Inspects: true},
+		{Name: "sysinfo." + nodeA + ".info.get", Scope: manifest.ScopeCallReadOnly},
+	}}})
+	old := caller("a", manifest.ScopeCallReadOnly)
+	full := caller("a", manifest.ScopeCallReadOnly, manifest.ScopeBoardsInspect)
+	alone := caller("a", manifest.ScopeBoardsInspect)
+	for _, tt := range []struct {
+		name    string
+		caller  *kernel.Caller
+		lists   int
+		refused string
+	}{
+		{"both scopes", full, 2, ""},
+		{"a token from before the scope existed", old, 1, "boards:inspect"},
+		{"the scope alone", alone, 0, "the scope that this tool needs"},
+	} {
+		tools, _ := k.ListTools(tt.caller, "", 10)
+		_, visible := k.Tool(tt.caller, name)
+		if len(tools) != tt.lists || visible != (tt.refused == "") {
+			t.Errorf("%s: lists %d tools, sees the tool: %v", tt.name, len(tools), visible)
+		}
+		for _, tool := range []string{name, "sysproc." + nodeB + ".processes.top"} { // connected, and not
+			_, err := k.Call(t.Context(), &kernel.Request{Caller: tt.caller, Tool: tool})
+			e := manifest.AsError(err)
+			switch {
+			case tt.refused != "" && (err == nil || e.Code != manifest.SafetyDenied || !strings.Contains(e.Message, tt.refused)):
+				t.Errorf("%s: %s answers %v", tt.name, tool, err)
+			case tt.refused == "" && err != nil && e.Code != manifest.NodeOffline:
+				t.Errorf("%s: %s answers %v", tt.name, tool, err)
+			}
+		}
+	}
+	if explained != 1 {
+		t.Errorf("%d callers learned about the board that is not connected, want 1", explained)
+	}
+}

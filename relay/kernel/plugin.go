@@ -56,6 +56,9 @@ type Tool struct {
 	Scope        string // what a caller must hold; never empty
 	NodeID       string // of a device tool
 	Streams      bool   // answers with a stream
+	// Inspects is set if a caller must also hold boards:inspect. It is no second scope for the
+	// memory of it.
+	Inspects bool
 	// LogCalls offers each served call to Options.Log: ids, decision and code, never
 	// arguments or results (RFC-0005 §12). Plugins with domain events append those
 	// instead. The field is between other booleans to save memory: there is one Tool for
@@ -351,7 +354,8 @@ func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant && a.Unlisted == b.Unlisted &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
 			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
-				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && x.Group == y.Group && string(x.InputSchema) == string(y.InputSchema) &&
+				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && x.Inspects == y.Inspects &&
+				x.Group == y.Group && string(x.InputSchema) == string(y.InputSchema) &&
 				string(x.OutputSchema) == string(y.OutputSchema)
 		}) &&
 		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return *x == *y })

@@ -3,6 +3,8 @@ package kernel
 import (
 	"slices"
 	"strings"
+
+	"agentctl/manifest"
 )
 
 // toolEntry is a tool in the registry, with the plugin that provides it.
@@ -39,12 +41,15 @@ type sortable interface {
 	comparable
 	key() string
 	scope() string
+	inspects() bool // also needs manifest.ScopeBoardsInspect
 }
 
-func (t *Tool) key() string       { return t.Name }
-func (t *Tool) scope() string     { return t.Scope }
-func (r *Resource) key() string   { return r.URI }
-func (r *Resource) scope() string { return r.Scope }
+func (t *Tool) key() string        { return t.Name }
+func (t *Tool) scope() string      { return t.Scope }
+func (t *Tool) inspects() bool     { return t.Inspects }
+func (r *Resource) key() string    { return r.URI }
+func (r *Resource) scope() string  { return r.Scope }
+func (r *Resource) inspects() bool { return false }
 
 // sorted is a list in ascending order of keys, so that a page of it costs no sorting,
 // however often devices connect. Its elements are pointers: an insertion among 30,000
@@ -90,6 +95,7 @@ func (k *Kernel) viewLocked(tenant string) *view {
 // reports whether another one follows.
 func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more bool) {
 	checked, has := "", false // the last scope: neighbors mostly need the same one
+	mayInspect := c.Has(manifest.ScopeBoardsInspect)
 	size := 1
 	for _, l := range lists {
 		size += len(l)
@@ -109,7 +115,7 @@ func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more
 		if scope := next.scope(); scope != checked {
 			checked, has = scope, c.Has(scope)
 		}
-		if !has {
+		if !has || next.inspects() && !mayInspect {
 			continue
 		}
 		if len(taken) == limit {
@@ -181,7 +187,7 @@ func (k *Kernel) tool(name string) (toolEntry, bool) {
 // Tool returns the tool of that name if the caller may use it.
 func (k *Kernel) Tool(c *Caller, name string) (*Tool, bool) {
 	e, ok := k.tool(name)
-	if !ok || !e.plugin.visibleTo(c) || !c.Has(e.tool.Scope) {
+	if !ok || !e.plugin.visibleTo(c) || e.tool.missingScope(c) != nil {
 		return nil, false
 	}
 	return e.tool, true
