@@ -62,6 +62,14 @@
 // goes away the result is an error E_NODE_OFFLINE, also after some frames, because half
 // an answer would pass for a whole one.
 //
+// # Toolsets
+//
+// ?toolset= selects what tools/list has, in both eras (readQuery): nothing, echo and metrics of the
+// boards and the relay's own tools; fleet, the tools for many boards, which are as many for any
+// number of boards; boards, all kinds of the boards; all; and the names of plugins. A tool outside
+// of the selection can be called by its name: the scopes decide what a caller may do, and the
+// toolset only what its model has to read.
+//
 // # Compression
 //
 // Answers to tools/list and resources/list of 2 KiB or more have gzip if the client accepts it

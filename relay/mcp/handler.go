@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -257,10 +256,11 @@ type exchange struct {
 	tenant    *tenant  // the caller's
 	session   *session // legacy, once it is known
 	modern    bool
-	flatNames bool   // ?names=flat
-	traceID   string // from the traceparent header, or ""
-	id        []byte // of a single message, as it was sent
-	bodyHeld  int64  // what its body holds of Options.Bodies
+	flatNames bool           // ?names=flat
+	toolset   kernel.Toolset // ?toolset=
+	traceID   string         // from the traceparent header, or ""
+	id        []byte         // of a single message, as it was sent
+	bodyHeld  int64          // what its body holds of Options.Bodies
 
 	// ctx ends when the client goes away; cancel ends it from here (nil on short
 	// requests). It is in a struct because the SDK runs the handler under another one.
@@ -326,7 +326,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer t.release()
 	x := &exchange{caller: caller, tenant: t, ctx: r.Context(), traceID: edge.CallerTraceID(r)}
-	x.flatNames = strings.Contains(r.URL.RawQuery, "names=flat") && r.URL.Query().Get("names") == "flat"
+	if e := h.readQuery(x, r.URL.RawQuery, r.Header.Get(headerSession) != ""); e != nil {
+		h.refuse(w, r, http.StatusBadRequest, e)
+		return
+	}
 	switch {
 	case r.Method == http.MethodPost:
 		h.servePost(w, r, x)

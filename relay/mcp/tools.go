@@ -18,7 +18,10 @@ import (
 // listTools renders one page of the tools that the caller may call, in the order of
 // their names. The schemas are the kernel's bytes.
 func (t *tenant) listTools(x *exchange, cursor string) (sdk.Result, error) {
-	return listPage(t, x, "tools", cursor, 1024, t.h.opts.Kernel.ListTools,
+	list := func(c *kernel.Caller, after string, limit int) ([]*kernel.Tool, bool) {
+		return t.h.opts.Kernel.ListToolset(c, x.toolset, after, limit)
+	}
+	return listPage(t, x, "tools", cursor, 1024, list,
 		func(tool *kernel.Tool) string { return tool.Name },
 		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x.flatNames) })
 }
@@ -222,7 +225,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, cl *client, p *sdk.C
 	}
 	kr.Traced = kr.TraceID != ""
 	var lim streamLimits
-	if tool != nil && tool.Streams {
+	if tool != nil && (tool.Streams || tool.MayStream) {
 		var err error
 		if lim, err = parseStreamLimits(p.Meta); err != nil {
 			return nil, err
