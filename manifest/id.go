@@ -27,6 +27,14 @@ func NewULID() string {
 	return ulid.MustNew(ulid.Timestamp(time.Now()), rand.Reader).String()
 }
 
+// shortIDLen is 10 characters of time and 4 random ones, so that boards whose ids were made in the
+// same millisecond differ.
+const shortIDLen = 14
+
+// ShortID is the start of a node id, by which people and language models tell boards without a
+// name apart. Where a board is named it stands for the id, as does any start that only one board has.
+func ShortID(nodeID string) string { return nodeID[:min(shortIDLen, len(nodeID))] }
+
 // NewTraceID mints a W3C trace id (Trace Context §3.2.2.3): 32 hex digits, not all zero. It is
 // not a secret, so it needs no cryptographic randomness.
 func NewTraceID() string {

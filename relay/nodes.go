@@ -200,8 +200,9 @@ func (r *Relay) patchNode(a *adminCall) (adminChange, error) {
 		case err != nil:
 			return nil, err
 		}
-		if !a.dryRun {
-			r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Updated: []string{directory.URI}})
+		if !a.dryRun { // titles have the name
+			isRenamed := p.Name != nil
+			r.kernel.NotifyChange(a.caller.Tenant, kernel.Change{Tools: isRenamed, Resources: isRenamed, Updated: []string{directory.URI}})
 		}
 		return done, nil
 	}, nil

@@ -136,7 +136,7 @@ func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
 // that look up a field of Relay when they are called, after Open has set it.
 func (r *Relay) newKernel() (err error) {
 	r.metrics = newCounters()
-	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, ExplainTimeout: r.explainTimeout, Audit: r.recordDecision, Log: r.queue})
+	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, ExplainOffline: r.explainOffline, ExplainTimeout: r.explainTimeout, Audit: r.recordDecision, Log: r.queue})
 	r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
 		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
 			if r.control != nil { // nil while the stages are made
@@ -217,7 +217,7 @@ func (r *Relay) newFrontEnd() error {
 	r.guard = r.newGuard(r.loopback)
 	r.upgrader = link.NewUpgrader(r.guard.OriginAllowed)
 	r.mcp = mcp.New(mcp.Options{
-		Notice: r.notice(),
+		Notice: r.notice(), Label: r.boardLabel,
 		Kernel: r.kernel, Authenticate: r.mcpCaller, Bodies: r.bodies, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})

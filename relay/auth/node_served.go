@@ -115,6 +115,15 @@ func (s *Store) TenantNodes(tenant string) (list []Node) {
 	return list
 }
 
+// LastSeen returns when a node was seen last, Unix ms; 0 for never and for one that is unknown. It
+// reads memory.
+func (s *Store) LastSeen(nodeID string) int64 {
+	if n := s.registry.get(nodeID); n != nil {
+		return n.seenMS.Load()
+	}
+	return 0
+}
+
 // SeenWithin counts the nodes that were seen within a time before now. It looks at every
 // node, about 1 ms for each 20,000: call it once a minute.
 func (s *Store) SeenWithin(d time.Duration) (nodes int) {

@@ -82,6 +82,9 @@ func (k *Kernel) fail(ctx context.Context, r *Request, rec Record, err error) er
 			e = why
 		}
 	}
+	if e.Code == manifest.NodeOffline && rec.NodeID != "" && k.opt.ExplainOffline != nil {
+		e = k.opt.ExplainOffline(rec.NodeID, e)
+	}
 	rec.Code, rec.Reason = e.Code, e.Reason
 	k.Audit(rec)
 	return e

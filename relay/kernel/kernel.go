@@ -63,6 +63,9 @@ type Options struct {
 	// ExplainMissing says why no loaded plugin has a tool: another tenant's, offline, or
 	// no such tool. It returns a *manifest.Error. nil: the answer is E_BAD_REQUEST.
 	ExplainMissing func(c *Caller, tool string) error
+	// ExplainOffline returns the answer to a call or read of a device of the caller's that ended
+	// with E_NODE_OFFLINE: e, or a copy with another message. It must not block.
+	ExplainOffline func(nodeID string, e *manifest.Error) *manifest.Error
 	// ExplainTimeout says why a plugin that is not a device did not answer in time, when the
 	// relay knows: its disk hangs. nil, or a nil result: the answer is E_DEADLINE_EXCEEDED, and
 	// the timeout is a fault of the plugin.

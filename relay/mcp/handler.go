@@ -29,6 +29,9 @@ type Options struct {
 	// OnDenied answers a request that Authenticate refused: 401 or 403, the envelope and
 	// WWW-Authenticate. Default: 401 with the envelope.
 	OnDenied func(w http.ResponseWriter, r *http.Request, err error)
+	// Label returns what a board is called in titles: the name that an operator gave it, or the
+	// start of its id. It reads memory, since a list has hundreds of boards. nil: titles name no board.
+	Label func(nodeID string) string
 	// OnSessionClosed, when set, is called with the id of each session that has ended.
 	OnSessionClosed func(session string)
 	Notice          string      // a sentence about the relay's state that precedes the instructions; default none

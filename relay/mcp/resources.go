@@ -28,7 +28,7 @@ func (t *tenant) listResources(x *exchange, cursor string) (sdk.Result, error) {
 		func(b *objectBuilder, r *kernel.Resource) {
 			b.str("uri", r.URI)
 			b.str("name", r.Name)
-			b.optional("title", r.Title)
+			t.h.appendTitle(b, r.Title, r.NodeID)
 			b.optional("description", r.Description)
 			b.optional("mimeType", r.MIME)
 		})

@@ -83,7 +83,7 @@ func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 		name = flatName(name)
 	}
 	b.str("name", name)
-	b.optional("title", tool.Title)
+	h.appendTitle(b, tool.Title, tool.NodeID)
 	b.optional("description", tool.Description)
 	if len(tool.InputSchema) > 0 {
 		b.raw("inputSchema", tool.InputSchema)
@@ -102,6 +102,15 @@ func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 		b.key("annotations")
 		b.b = appendHints(b.b, tool.Hints)
 	}
+}
+
+// appendTitle appends a title, which names the board that it is about. It is made here and not kept,
+// since there is one for each tool of each board.
+func (h *Handler) appendTitle(b *objectBuilder, title, nodeID string) {
+	if nodeID != "" && h.opts.Label != nil {
+		title = h.opts.Label(nodeID) + ": " + title
+	}
+	b.optional("title", title)
 }
 
 // flatName returns the spelling of a tool's name without dots, for clients that refuse

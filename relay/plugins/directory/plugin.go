@@ -11,7 +11,9 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 
+	"agentctl/lazyregexp"
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/arguments"
@@ -20,7 +22,7 @@ import (
 // URI is the resource's.
 const URI = "mcp://agents/directory.json"
 
-// Tool is the tool's name; it returns the content of the resource.
+// Tool is the tool's name; it returns a page of what the resource has.
 const Tool = "agents.list"
 
 // Node is what the registry knows about a device.
@@ -61,6 +63,13 @@ type Directory struct {
 	Agents []Entry `json:"agents"`
 }
 
+// Page is the answer of the tool: a part of the Directory.
+type Page struct {
+	Agents []json.RawMessage `json:"agents"`
+	Total  int               `json:"total"` // entries that the filters select, on all pages
+	Next   string            `json:"next_cursor,omitempty"`
+}
+
 // Entry is a device or an agent. An agent has none of the members after Presence.
 type Entry struct {
 	kernel.Presence
@@ -79,19 +88,42 @@ const output = `{"type":"object","properties":{"agents":{"type":"array","items":
 	`"tags":{"type":"array","items":{"type":"string"},"description":"devices: set by an operator"},` +
 	`"description":{"type":"string","description":"devices: set by an operator"}},` +
 	`"required":["id","kind","status","last_ping_at"],"additionalProperties":false}},` +
+	`"total":{"type":"integer","description":"entries on all pages"},"next_cursor":{"type":"string","description":"there are more: give it as cursor"},` +
 	`"error":{"type":"object","properties":{"code":{"type":"string"},"message":{"type":"string"}},"required":["code","message"]}},` +
 	`"additionalProperties":false}`
 
-// noArguments is the input of agents.list.
-var noArguments arguments.Object
+// Bounds of an answer, bytes of its entries.
+const (
+	pageBytes    = 1900      // of one without a limit: some 500 tokens of a model's context
+	maxPageBytes = 256 << 10 // of one with a limit
+	maxLimit     = 1000
+)
+
+var cursorPattern = lazyregexp.New(`^(agent|device):[!-~]{1,128}$`)
+
+// input are the arguments of agents.list.
+var input = arguments.Object{
+	{Name: "kind", Type: arguments.String, Enum: []string{kernel.PresenceDevice, kernel.PresenceAgent}, Description: "only devices, or only agents"},
+	{Name: "status", Type: arguments.String, Enum: []string{kernel.Online, kernel.Offline}, Description: "only those with this status"},
+	{Name: "tag", Type: arguments.String, Min: 1, Max: 32, Description: "only devices with this tag", Example: "lab"},
+	{Name: "text", Type: arguments.String, Min: 1, Max: 64, Description: "only those whose id begins with this, or whose name or description has it", Example: "attic"},
+	{Name: "limit", Type: arguments.Integer, Min: 1, Max: maxLimit, Description: "entries in one answer; unless given, as many as 2 KB hold", Example: 100},
+	{Name: "cursor", Type: arguments.String, Pattern: cursorPattern, Form: "next_cursor of the answer before", Description: "next_cursor of the answer before"},
+}
+
+// query are the arguments of a call.
+type query struct {
+	Kind, Status, Tag, Text, Cursor string
+	Limit                           int
+}
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{
 		Name: "directory", Version: "1.0.0", Inline: true, Untrusted: true,
 		Tools: []*kernel.Tool{{
-			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant: who is online and when each gave its last sign of life.",
-			InputSchema: noArguments.Schema(), OutputSchema: json.RawMessage(output), CheckArguments: noArguments.Check,
+			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant, page by page: who is online and when each gave its last sign of life.",
+			InputSchema: input.Schema(), OutputSchema: json.RawMessage(output), CheckArguments: input.Check,
 			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList,
 		}},
 		Resources: []*kernel.Resource{{
@@ -103,8 +135,56 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error) {
-	data, err := p.list(r.Caller)
+	var q query
+	if err := json.Unmarshal(r.Arguments, &q); err != nil {
+		return nil, arguments.Invalid("arguments: must be one strict JSON object")
+	}
+	page, err := q.page(p.list(r.Caller))
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(page)
 	return &kernel.Result{Structured: data}, err
+}
+
+// page selects entries and encodes the first of them after the cursor. A cursor is a position and no
+// entry, so entries that come and go between two pages shift nothing.
+func (q *query) page(all []Entry) (Page, error) {
+	page, size, limit, bytes := Page{Agents: []json.RawMessage{}}, 0, q.Limit, maxPageBytes
+	if limit == 0 {
+		limit, bytes = maxLimit, pageBytes
+	}
+	last := ""
+	for i := range all {
+		e := &all[i]
+		if !q.selects(e) {
+			continue
+		}
+		page.Total++
+		if page.Next != "" || cursorOf(e) <= q.Cursor {
+			continue
+		}
+		data, err := json.Marshal(e)
+		if err != nil {
+			return Page{}, err
+		}
+		if size += len(data) + 1; len(page.Agents) > 0 && (len(page.Agents) == limit || size > bytes) {
+			page.Next = last
+			continue
+		}
+		page.Agents, last = append(page.Agents, data), cursorOf(e)
+	}
+	return page, nil
+}
+
+// cursorOf orders entries as list does: by kind, then by id.
+func cursorOf(e *Entry) string { return e.Kind + ":" + e.ID }
+
+// selects reports whether the filters select an entry. Names are lower case.
+func (q *query) selects(e *Entry) bool {
+	text := strings.ToLower(q.Text)
+	return (q.Kind == "" || e.Kind == q.Kind) && (q.Status == "" || e.Status == q.Status) && (q.Tag == "" || slices.Contains(e.Tags, q.Tag)) &&
+		(text == "" || strings.HasPrefix(strings.ToLower(e.ID), text) || strings.Contains(e.Name, text) || strings.Contains(strings.ToLower(e.Description), text))
 }
 
 // Read implements kernel.Reader.
@@ -112,12 +192,13 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 	if uri != URI {
 		return nil, kernel.ErrNoResource
 	}
-	return p.list(c)
+	return json.Marshal(Directory{Agents: p.list(c)})
 }
 
-func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
+// list returns all entries of the caller's tenant. It is not nil, which would be null in JSON.
+func (p *Plugin) list(c *kernel.Caller) []Entry {
 	present := p.known(c.Tenant)
-	d := Directory{Agents: make([]Entry, 0, len(present))}
+	list := make([]Entry, 0, len(present))
 	for _, s := range present {
 		e := Entry{Presence: s}
 		if s.Kind == kernel.PresenceDevice && p.opt.Lookup != nil {
@@ -127,9 +208,9 @@ func (p *Plugin) list(c *kernel.Caller) ([]byte, error) {
 			}
 			e.Name, e.NameSet, e.Tags, e.Description = n.Name, &n.NameSet, n.Tags, n.Description
 		}
-		d.Agents = append(d.Agents, e)
+		list = append(list, e)
 	}
-	return json.Marshal(d)
+	return list
 }
 
 // known returns the presence of a tenant, and the devices of the registry that have none.

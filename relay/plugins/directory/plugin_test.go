@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -139,9 +140,14 @@ func entries(t *testing.T, k *kernel.Kernel, tenant string) []Entry {
 		t.Fatal(err)
 	}
 	res, err := k.Call(context.Background(), &kernel.Request{Caller: caller(tenant), Tool: Tool})
-	if err != nil || !bytes.Equal(res.Structured, data) {
-		t.Fatalf("the tool says %s, %v; the resource %s", res.Structured, err, data)
+	if err != nil {
+		t.Fatal(err)
 	}
+	var all, page struct{ Agents json.RawMessage }
+	if json.Unmarshal(data, &all) != nil || json.Unmarshal(res.Structured, &page) != nil || !bytes.Equal(page.Agents, all.Agents) {
+		t.Fatalf("the tool says %s; the resource %s", res.Structured, data)
+	}
+	data = res.Structured
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader([]byte(output)))
 	if err != nil {
 		t.Fatal(err)
@@ -205,6 +211,74 @@ func TestRefused(t *testing.T) {
 	for _, args := range []string{`{"x":1}`, `null`, `[]`} {
 		if _, err := k.Call(t.Context(), &kernel.Request{Caller: caller("a"), Tool: Tool, Arguments: json.RawMessage(args)}); manifest.AsError(err).Code != manifest.ManifestInvalid {
 			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+// TestPages: the tool filters, an answer has 2 KB unless the caller asks for more, and its pages
+// together have each entry once.
+func TestPages(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	p := New(Options{Kernel: k, Lookup: func(id string) (Node, bool) {
+		n := Node{Name: "n" + id[22:], NameSet: true, Description: "Rack of the lab"}
+		if id[25] == '7' {
+			n.Tags = []string{"roof"}
+		}
+		return n, true
+	}})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	const boards = 100
+	for i := range boards {
+		id := fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v2%04d", i)
+		k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceDevice, ID: id})
+		if i%2 == 1 {
+			k.MarkOffline("a", kernel.PresenceDevice, id)
+		}
+	}
+	k.Heartbeat(kernel.Presence{Tenant: "a", Kind: kernel.PresenceAgent, ID: "ann@example"})
+	k.Heartbeat(kernel.Presence{Tenant: "b", Kind: kernel.PresenceDevice, ID: node})
+	type answer struct {
+		Agents []Entry
+		Total  int
+		Next   string `json:"next_cursor"`
+	}
+	ask := func(args string) (a answer, size int) {
+		t.Helper()
+		res, err := k.Call(t.Context(), &kernel.Request{Caller: caller("a"), Tool: Tool, Arguments: json.RawMessage(args)})
+		if err != nil || json.Unmarshal(res.Structured, &a) != nil {
+			t.Fatalf("%s: %v", args, err)
+		}
+		return a, len(res.Structured)
+	}
+	var ids []string
+	cursor, size := "", 0
+	for page := 0; page == 0 || cursor != ""; page++ {
+		var a answer
+		args := "{}"
+		if cursor != "" {
+			args = fmt.Sprintf(`{"cursor":%q}`, cursor)
+		}
+		a, size = ask(args)
+		if size > 2048 || len(a.Agents) == 0 || a.Total != boards+1 {
+			t.Fatalf("page %d: %d bytes, %d of %d entries", page, size, len(a.Agents), a.Total)
+		}
+		for _, e := range a.Agents {
+			ids = append(ids, e.Kind+e.ID)
+		}
+		cursor = a.Next
+	}
+	if len(ids) != boards+1 || !slices.IsSorted(ids) || len(slices.Compact(ids)) != boards+1 {
+		t.Errorf("%d entries: %v", len(ids), ids)
+	}
+	for args, want := range map[string]int{
+		`{"limit":1000}`: boards + 1, `{"limit":7}`: 7, `{"kind":"agent"}`: 1, `{"status":"offline","limit":1000}`: boards / 2,
+		`{"tag":"roof","limit":1000}`: boards / 10, `{"tag":"cellar"}`: 0, `{"text":"n0042"}`: 1, `{"text":"RACK","limit":1000}`: boards,
+		`{"text":"01HZX9K3M4P7Q8R9S0T1V20042"}`: 1, `{"text":"roof"}`: 0, `{"cursor":"device:~"}`: 0,
+	} {
+		if a, _ := ask(args); len(a.Agents) != want {
+			t.Errorf("%s: %d entries, want %d", args, len(a.Agents), want)
 		}
 	}
 }
