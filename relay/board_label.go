@@ -4,15 +4,29 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/plugins/fleet"
 )
 
 // boardLabel returns what a board is called in titles and errors: the name that an operator gave it,
 // or the start of its id. A name that the board proposed is no word of ours.
 func (r *Relay) boardLabel(nodeID string) string {
-	if a, ok := r.store.NodeAttributes(nodeID); ok && a.NameSet && a.Name != "" {
-		return a.Name
+	a, _ := r.store.NodeAttributes(nodeID)
+	b := fleet.Board{ID: nodeID, Name: a.Name, NameSet: a.NameSet}
+	return b.Label()
+}
+
+// maxCompared bounds the boards that a wrong id is compared with, so that calls with wrong ids cost
+// about as much as others.
+const maxCompared = 2000
+
+// unknownBoard is the error for a node that the tenant does not have. It must not say whether
+// another tenant has it.
+func (r *Relay) unknownBoard(tenant, ref string) error {
+	var own []fleet.Board
+	if r.store.NodeCount() <= maxCompared {
+		own = fleetBoards{r}.List(tenant)
 	}
-	return manifest.ShortID(nodeID)
+	return fleet.UnknownBoard(own, ref)
 }
 
 // explainOffline says of a board of the caller's which one it is, since when it is away, and what
@@ -23,7 +37,7 @@ func (r *Relay) explainOffline(nodeID string, e *manifest.Error) *manifest.Error
 	case "offline":
 		state = " is not connected; " + r.lastSeen(nodeID)
 	case "suspect":
-		state = " is connected but has not answered for some seconds"
+		state = " is connected but does not answer"
 	default:
 		return e
 	}

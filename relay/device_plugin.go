@@ -246,7 +246,7 @@ func (r *Relay) explainMissing(c *kernel.Caller, tool string) error {
 	owner, known := r.store.NodeTenant(name.NodeID)
 	switch {
 	case !known || owner != c.Tenant:
-		return kernel.NodeDenied()
+		return r.unknownBoard(c.Tenant, name.NodeID)
 	case !r.hasAnnounced(c.Tenant, name):
 		return &manifest.Error{Code: manifest.BadRequest, Message: "the node is yours but has no such tool; tools/list shows its tools", Reason: "tool"}
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/suggest"
 )
 
 // Boards is what the relay knows about boards without asking them. Its methods may be called from
@@ -47,16 +46,13 @@ type Board struct {
 	LastSeenMS     int64 // Unix ms by the relay's clock; 0: never
 }
 
-// shortID is how many characters of an id are shown for a board without an operator's name.
-const shortID = 10
-
 // Label is what a board is called in errors: the name that an operator gave it, or the start of its
 // id. No text of a board is part of it.
 func (b *Board) Label() string {
 	if b.NameSet && b.Name != "" {
 		return b.Name
 	}
-	return b.ID[:min(shortID, len(b.ID))]
+	return manifest.ShortID(b.ID)
 }
 
 // Resolve finds the board of a tenant that ref names: by its exact id, then its exact name, then as
@@ -78,24 +74,10 @@ func Resolve(boards Boards, tenant, ref string) (Board, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return Board{}, unknownBoard(all, ref)
+		return Board{}, UnknownBoard(all, ref)
 	}
 	return Board{}, &manifest.Error{Code: manifest.ManifestInvalid, Reason: "ambiguous",
 		Message: "several board ids begin with this: " + labels(found) + "; give more characters, or the name"}
-}
-
-// unknownBoard is the error for a board that the tenant does not have. It has names of operators
-// and ids only.
-func unknownBoard(all []Board, ref string) error {
-	message := "none of your boards has this name, id or start of an id"
-	var words []string
-	for i := range all {
-		words = append(words, all[i].Label())
-	}
-	if near := suggest.Nearest(ref, words); near != "" {
-		message += "; the nearest is " + near
-	}
-	return &manifest.Error{Code: manifest.SafetyDenied, Reason: "tenant", Message: message + "; fleet.find lists your boards"}
 }
 
 // labels joins the ids of some boards for a message.
