@@ -22,9 +22,12 @@ func TestExplainOffline(t *testing.T) {
 	if _, err := r.store.SetNodeAttributes(t.Context(), "default", named, auth.Attributes{Name: new("attic")}, false); err != nil {
 		t.Fatal(err)
 	}
-	r.store.MarkSeen(named)
+	r.store.MarkSeen(named, proposed)
+	if got := r.explainOffline(manifest.NewNodeID(), errOffline()); !strings.Contains(got.Message, "never connected") {
+		t.Error(got.Message)
+	}
 	offline := errOffline()
-	for id, want := range map[string]string{named: "attic is not connected; last seen 20", proposed: manifest.ShortID(proposed) + " is not connected; it was never connected"} {
+	for id, want := range map[string]string{named: "attic is not connected; last seen 20", proposed: manifest.ShortID(proposed) + " is not connected; last seen 20"} {
 		got := r.explainOffline(id, offline)
 		if !strings.HasPrefix(got.Message, want) || !strings.Contains(got.Message, "fleet.events") {
 			t.Errorf("got %q, want %q", got.Message, want)
