@@ -21,6 +21,9 @@ import (
 const (
 	maxAnswer     = 64 << 20         // bytes read of a response
 	headerTimeout = 15 * time.Second // until a response begins
+	// callTimeout is headerTimeout of HTTP: an earlier relay answers a stream of an MCP client
+	// without progress only at its end, after up to a minute.
+	callTimeout = 75 * time.Second
 )
 
 // Options name a server and the caller's credentials. Share one Client per server: it keeps
@@ -51,8 +54,9 @@ func New(o Options) (*Client, error) {
 func (c *Client) URL() string { return strings.TrimSuffix(c.url.String(), "/") }
 
 // HTTP returns the client's HTTP client, for protocols that this package does not speak, such
-// as MCP at URL()+"/mcp". It adds no token: the caller may have a newer one.
-func (c *Client) HTTP() *http.Client { return c.http }
+// as MCP at URL()+"/mcp". It adds no token: the caller may have a newer one. Its connections are
+// not those of the Client's own requests, and a response may begin later.
+func (c *Client) HTTP() *http.Client { return c.raw }
 
 // Ready returns nil when the relay can serve: GET /readyz.
 //
@@ -90,6 +94,7 @@ type conn struct {
 	token    string
 	newToken func(ctx context.Context, refused string) (string, error) // nil: always token
 	http     *http.Client
+	raw      *http.Client // see Client.HTTP
 }
 
 // newConn checks the address before anything is sent: a token must not cross a network in
@@ -106,7 +111,9 @@ func newConn(o Options) (*conn, error) {
 	tr.TLSClientConfig = o.TLS
 	tr.ResponseHeaderTimeout = headerTimeout
 	tr.ForceAttemptHTTP2 = false // the board build has no HTTP/2
-	return &conn{u, o.Token, o.NewToken, &http.Client{Transport: tr}}, nil
+	raw := tr.Clone()
+	raw.ResponseHeaderTimeout = callTimeout
+	return &conn{u, o.Token, o.NewToken, &http.Client{Transport: tr}, &http.Client{Transport: raw}}, nil
 }
 
 // do sends a request, with body as JSON unless it is nil, and returns a response with status

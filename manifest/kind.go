@@ -139,7 +139,7 @@ var Kinds = []Kind{
 				Output:      FrameRef,
 				Frame:       FrameRef,
 				Title:       "Metrics stream",
-				Description: "Watch this device's CPU, memory, disk and load figures at a cadence of 1 to 60 seconds (interval_ms). Frames arrive as progress notifications for a bounded time; the result is the last frame. Changes nothing.",
+				Description: "Watch this device's CPU, memory, disk and load figures at a cadence of 1 to 60 seconds (interval_ms). Frames arrive as progress notifications for at most 20 s; the result is the last frame, and in its text all of them. Changes nothing.",
 			},
 		},
 	},

@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"math"
@@ -15,27 +16,43 @@ import (
 
 // Bounds of a stream over tools/call, and the keys of _meta that lower them.
 const (
-	maxStreamFrames = 20
-	maxStreamTime   = 60 * time.Second
-	metaMaxFrames   = "agentctl/max_frames"
-	metaMaxTime     = "agentctl/max_ms"
+	maxStreamFrames     = 20
+	maxStreamTime       = 20 * time.Second
+	maxPluginStreamTime = 30 * time.Second // of a plugin's tool, which knows by itself when it is done
+	metaMaxFrames       = "agentctl/max_frames"
+	metaMaxTime         = "agentctl/max_ms"
 )
 
+// aliveInterval is the longest silence of a stream. HTTP clients wait 15 s or less for the headers
+// of a response, and some no longer for its next byte.
+const aliveInterval = 5 * time.Second
+
 // streamLimits bound one stream. MCP has no back-pressure for progress notifications and
-// clients time out, so a call is not left open for long; a client calls again.
+// clients time out, many after 30 s, so a call is not left open for long; a client calls again.
 type streamLimits struct {
 	maxFrames int
 	maxTime   time.Duration
 }
 
-// parseStreamLimits reads the bounds of a request. A value above ours means ours.
-func parseStreamLimits(meta sdk.Meta) (streamLimits, error) {
+// parseStreamLimits reads the bounds of a call of a tool. A value above ours means ours.
+func parseStreamLimits(tool *kernel.Tool, meta sdk.Meta) (streamLimits, error) {
 	frames, err := boundedInt(meta, metaMaxFrames, maxStreamFrames)
 	if err != nil {
 		return streamLimits{}, err
 	}
-	ms, err := boundedInt(meta, metaMaxTime, maxStreamTime.Milliseconds())
+	most := maxPluginStreamTime
+	if isBoardStream(tool) {
+		most = maxStreamTime
+	}
+	ms, err := boundedInt(meta, metaMaxTime, most.Milliseconds())
 	return streamLimits{int(frames), time.Duration(ms) * time.Millisecond}, err
+}
+
+// isBoardStream reports whether the stream of a tool has the frames of a board: it is the board's
+// tool, or one that calls any tool of a board. Any other is a plugin's, which says all that it has
+// to say in its last frame.
+func isBoardStream(tool *kernel.Tool) bool {
+	return tool != nil && (tool.NodeID != "" || tool.MayStream)
 }
 
 // boundedInt returns a whole number of _meta, at most max; max when it is missing.
@@ -51,13 +68,44 @@ func boundedInt(meta sdk.Meta, key string, max int64) (int64, error) {
 	return int64(min(f, float64(max))), nil
 }
 
-// relayFrames turns a stream into progress notifications and a result, the last frame. It
-// ends after lim, when the client goes away, when the token ends, or with the stream. The
-// audit log gets one record with the reason of the end.
-func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *kernel.Request, s kernel.Stream, lim streamLimits) (sdk.Result, error) {
+// streamProgress keeps a client from giving up on a call: it sends the frames as progress, and
+// when there is none for aliveInterval another sign of life. A client without a progress token
+// gets a comment of the event stream in place of either.
+type streamProgress struct {
+	cl      *client
+	total   float64
+	frames  int
+	waiting int // signs of life since the last frame
+}
+
+// frame sends a frame. Its progress is its number.
+func (p *streamProgress) frame(data []byte) {
+	p.frames++
+	p.waiting = 0
+	p.cl.sendProgress(float64(p.frames), p.total, data)
+}
+
+// alive sends a sign of life. The protocol wants progress to increase, so it is a fraction above
+// that of the last frame: 0 for the first, which is sent before the stream is open.
+func (p *streamProgress) alive() {
+	if p.cl.ProgressToken() == nil {
+		p.cl.x.sendComment()
+		return
+	}
+	p.cl.sendProgress(float64(p.frames)+float64(p.waiting)/100, p.total, []byte("waiting for the next frame"))
+	p.waiting++
+}
+
+// relayFrames turns a stream into progress notifications and a result: the last frame, and as
+// text a summary and the frames. It ends after lim, when the client goes away, when the token
+// ends, or with the stream. The audit log gets one record with the reason of the end.
+func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamProgress, kr *kernel.Request, s kernel.Stream, lim streamLimits) (sdk.Result, error) {
 	defer s.Close()
+	began := time.Now()
 	timeout := time.NewTimer(lim.maxTime)
 	defer timeout.Stop()
+	alive := time.NewTicker(aliveInterval)
+	defer alive.Stop()
 	check := time.NewTicker(sweepInterval) // of the token: sweep sees registered streams only
 	defer check.Stop()
 	ready := make(chan struct{}, 1) // one signal stands for any number of changes
@@ -67,31 +115,32 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		default:
 		}
 	})
-	var last []byte
+	var frames [][]byte // of a board; only the last one of a plugin, which says in it what it has to say
+	isBoard := isBoardStream(kr.Target())
 	// end audits the reason and renders the result: the error, or the last frame.
 	end := func(reason string, e *manifest.Error) (sdk.Result, error) {
-		rec := kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Closed, Reason: reason, TraceID: kr.TraceID}
-		if tool := kr.Target(); tool != nil {
-			rec.Tool, rec.NodeID = tool.Name, tool.NodeID
-		}
-		if e != nil {
-			rec.Code = e.Code
-		}
-		t.h.opts.Kernel.Audit(rec)
+		t.auditStreamEnd(x, kr, reason, e)
 		if e != nil {
 			return t.renderError(x, e, kr.TraceID), nil
 		}
-		return t.renderResult(x, &kernel.Result{Structured: last, Meta: kernel.UntrustedMeta})
+		res := &kernel.Result{Structured: frames[len(frames)-1], Meta: kernel.UntrustedMeta}
+		if isBoard {
+			res.Content = []json.RawMessage{appendText(nil, describeFrames(frames, time.Since(began)))}
+		}
+		return t.renderResult(x, res)
 	}
-	for n := 0; n < lim.maxFrames; {
+	for progress.frames < lim.maxFrames {
 		if f, ok := s.Next(); ok {
-			n++
-			last = f.Data
-			cl.sendProgress(float64(n), float64(lim.maxFrames), last)
+			if !isBoard {
+				frames = frames[:0]
+			}
+			frames = append(frames, f.Data)
+			progress.frame(f.Data)
+			alive.Reset(aliveInterval)
 			continue
 		}
 		if err := s.Err(); err != nil {
-			if errors.Is(err, io.EOF) && last != nil {
+			if errors.Is(err, io.EOF) && len(frames) > 0 {
 				break // the stream is complete
 			}
 			return end("stream_end", streamError(err))
@@ -101,10 +150,12 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		case <-ctx.Done():
 			return end("cancelled", &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"})
 		case <-timeout.C:
-			if last == nil {
-				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call"))
+			if len(frames) == 0 {
+				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call; ask for a shorter interval_ms, or call metrics.snapshot for one reading"))
 			}
 			return end("time", nil)
+		case <-alive.C:
+			progress.alive()
 		case <-check.C:
 			if x.caller.Active != nil && x.caller.Active() != nil {
 				return end("token", &manifest.Error{Code: manifest.SafetyDenied, Message: "the token has ended", Reason: "token"})
@@ -112,6 +163,18 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, cl *client, kr *k
 		}
 	}
 	return end("frames", nil)
+}
+
+// auditStreamEnd records why a stream ended.
+func (t *tenant) auditStreamEnd(x *exchange, kr *kernel.Request, reason string, e *manifest.Error) {
+	rec := kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Decision: kernel.Closed, Reason: reason, TraceID: kr.TraceID}
+	if tool := kr.Target(); tool != nil {
+		rec.Tool, rec.NodeID = tool.Name, tool.NodeID
+	}
+	if e != nil {
+		rec.Code = e.Code
+	}
+	t.h.opts.Kernel.Audit(rec)
 }
 
 // streamError translates the end of a device's stream for its reader. An error of the relay

@@ -57,8 +57,10 @@
 //
 // A tool with a stream (metrics.subscribe) answers tools/call with one
 // notifications/progress a frame, if the request has a progressToken, and with the last
-// frame as its result. It ends after 20 frames or 60 s; the request's _meta may lower
-// both: "agentctl/max_frames" (1..20) and "agentctl/max_ms" (1..60000). When the device
+// frame as its result; the text of the result is a summary and the frames. It ends after
+// 20 frames or 20 s; the request's _meta may lower both: "agentctl/max_frames" (1..20) and
+// "agentctl/max_ms" (1..20000). The headers are sent before the stream is open, and then
+// something at least every 5 s, progress or a comment (streamProgress). When the device
 // goes away the result is an error E_NODE_OFFLINE, also after some frames, because half
 // an answer would pass for a whole one.
 //

@@ -270,12 +270,24 @@ type exchange struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 
-	call *muxCall // of a request that the mux carries
+	call   *muxCall       // of a request that the mux carries
+	writer *timeoutWriter // of a request that the SDK answers, unless it is a stream
 
 	// Of a request in a session:
 	requestIDs       []string    // claimed by claimIDs
 	isDirect         bool        // the SDK does not know it
 	canceledByClient atomic.Bool // by notifications/cancelled
+}
+
+// sendComment sends a comment to the client, if the response is or may become an event stream:
+// the headers reach the client, and its timers start again.
+func (x *exchange) sendComment() {
+	switch {
+	case x.call != nil:
+		x.call.queueComment()
+	case x.writer != nil:
+		x.writer.writeComment()
+	}
 }
 
 // join returns a context that ends with ctx, which is the SDK's, and when the client of

@@ -335,7 +335,7 @@ func (b *board) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, er
 		}
 	}
 	if r.Target().Streams {
-		f := &frames{notify: func() {}, closed: make(chan struct{})}
+		f := &frames{notify: func() {}, closed: make(chan struct{}), read: make(chan struct{}, 1)}
 		b.streams <- f
 		return &kernel.Result{Stream: f}, nil
 	}
@@ -366,6 +366,7 @@ func (b *board) Watch(ctx context.Context, _ string, changed func()) error {
 type frames struct {
 	closed chan struct{}
 	once   sync.Once
+	read   chan struct{} // unless nil, holds one value when there is a reader
 
 	mu     sync.Mutex
 	notify func()
@@ -392,6 +393,10 @@ func (f *frames) Notify(fn func()) {
 	defer f.mu.Unlock()
 	f.notify = fn
 	fn()
+	select {
+	case f.read <- struct{}{}:
+	default:
+	}
 }
 
 func (f *frames) Next() (*manifest.Frame, bool) {

@@ -65,7 +65,9 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 	case !isBatch && msgs[0].method == "subscriptions/listen":
 		h.stream(w, r, x, func(w http.ResponseWriter) { serveSDK(h.modern, w, r, x, body) })
 	default:
-		serveSDK(h.modern, w, r, x, body)
+		tw := newTimeoutWriter(w, x)
+		defer tw.end()
+		serveSDK(h.modern, tw, r, x, body)
 	}
 }
 

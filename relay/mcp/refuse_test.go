@@ -110,7 +110,8 @@ func TestStopAnswersOpenCalls(t *testing.T) {
 	go func() { (<-b.streams).send(frame(0)) }()
 	events := dial(t, e.srv.Listener.Addr().String()).stream("Mcp-Protocol-Version: 2026-07-28\r\nMcp-Method: tools/call\r\nMcp-Name: "+streamA+"\r\n",
 		`{"jsonrpc":"2.0","id":"c","method":"tools/call","params":{"name":"`+streamA+`",`+modernMeta[:len(modernMeta)-1]+`,"progressToken":1}}}`)
-	wait(t, "event", events)
+	wait(t, "first progress", events)
+	wait(t, "frame", events)
 	e.h.mu.RLock()
 	e.h.tenants["default"].mux.shutDown()
 	e.h.mu.RUnlock()

@@ -42,8 +42,16 @@ type muxCall struct {
 	*envelope
 	hasParams     bool                   // there are params beside _meta
 	response      chan *jsonrpc.Response // holds one
-	notifications chan []byte            // messages before the response
+	notifications chan []byte            // messages before the response; nil is a comment
 	requestDone   chan struct{}          // closed when the HTTP request ends
+}
+
+// queueComment sends a comment to the client.
+func (c *muxCall) queueComment() {
+	select {
+	case c.notifications <- nil:
+	default: // what waits already is a sign of life
+	}
 }
 
 // maxQueuedNotifications is how many notifications of a call wait for its reader; then the
@@ -223,8 +231,8 @@ func (a *muxResponse) setDeadline() {
 	_ = a.rc.SetWriteDeadline(time.Now().Add(writeTimeout))
 }
 
-// writeEvent writes a message as an event and flushes it; the first one makes the response
-// an event stream.
+// writeEvent writes a message as an event, or a comment without one, and flushes it; the first one
+// makes the response an event stream.
 func (a *muxResponse) writeEvent(data []byte) error {
 	if !a.isStream {
 		a.isStream = true
@@ -233,7 +241,11 @@ func (a *muxResponse) writeEvent(data []byte) error {
 		h.Set("Cache-Control", "no-cache, no-transform")
 	}
 	a.setDeadline()
-	if _, err := a.w.Write(appendEvent(make([]byte, 0, len(data)+32), data)); err != nil {
+	event := eventComment
+	if data != nil {
+		event = appendEvent(make([]byte, 0, len(data)+32), data)
+	}
+	if _, err := a.w.Write(event); err != nil {
 		return err
 	}
 	return a.rc.Flush()

@@ -259,8 +259,8 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 			x.session.cancelRequest(&msgs[i])
 		}
 	}
-	tw := &timeoutWriter{ResponseWriter: w, rc: http.NewResponseController(w)}
-	defer tw.clearDeadline()
+	tw := newTimeoutWriter(w, x)
+	defer tw.end()
 	serveSDK(h.legacy, tw, r, x, body)
 	if isRequest && x.ctx.Err() != nil && r.Context().Err() == nil {
 		tw.answerClosedSession(m.id) // the client is there: the session has ended, or the relay stops

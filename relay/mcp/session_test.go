@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"runtime"
 	"strings"
@@ -103,6 +104,7 @@ func TestDeleteEndsCalls(t *testing.T) {
 	go func() {
 		res, err := e.srv.Client().Do(newRequest(t, e, sessionHead("", id), `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"`+streamA+`"}}`))
 		if err == nil {
+			_, _ = io.Copy(io.Discard, res.Body)
 			_ = res.Body.Close()
 		}
 	}()
@@ -277,6 +279,7 @@ func TestTenantBounds(t *testing.T) {
 		go func() {
 			res, err := e.srv.Client().Do(newRequest(t, e, head("a/x"), body).WithContext(ctx))
 			if err == nil {
+				<-ctx.Done()
 				_ = res.Body.Close()
 			}
 		}()

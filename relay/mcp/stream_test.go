@@ -53,6 +53,9 @@ func TestStream(t *testing.T) {
 
 		done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "p1", metaMaxFrames: 3, metaMaxTime: 999_999})
 		f := wait(t, "stream", b.streams)
+		if p := wait(t, "first progress", progress); p.Progress != 0 || p.Total != 3 {
+			t.Errorf("first progress %+v", p)
+		}
 		for i := range 3 {
 			f.send(frame(i))
 			p := wait(t, "progress", progress)
@@ -63,6 +66,9 @@ func TestStream(t *testing.T) {
 		o := wait(t, "result", done)
 		if o.err != nil || o.res.IsError || fmt.Sprint(o.res.StructuredContent) != "map[seq:2]" {
 			t.Fatalf("result %+v %v, want the last frame", o.res, o.err)
+		}
+		if text := textOf(o.res); text != "3 frames in 0 s; seq 0 to 2, mean 1\n"+frame(0)+"\n"+frame(1)+"\n"+frame(2) {
+			t.Errorf("text %q", text)
 		}
 		wait(t, "close of the stream", f.closed)
 
@@ -165,6 +171,7 @@ func TestStreamCancel(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := subscribe(ctx, cs, nil)
 		f := wait(t, "stream", b.streams)
+		wait(t, "reader", f.read) // the kernel itself closes a stream whose caller leaves earlier
 		cancel()
 		wait(t, "close of the stream", f.closed)
 		if o := wait(t, "result", done); !errors.Is(o.err, context.Canceled) {
@@ -216,7 +223,7 @@ func TestStreamDisconnect(t *testing.T) {
 				defer res.Body.Close()
 				sc := bufio.NewScanner(res.Body)
 				for sc.Scan() {
-					if d, ok := strings.CutPrefix(sc.Text(), "data: "); ok {
+					if d, ok := strings.CutPrefix(sc.Text(), "data: "); ok && !strings.Contains(d, `"progress":0,`) {
 						got <- d
 						break
 					}
@@ -241,9 +248,9 @@ func TestStreamLimits(t *testing.T) {
 		want streamLimits
 		ok   bool
 	}{
-		{"none", nil, streamLimits{20, time.Minute}, true},
+		{"none", nil, streamLimits{20, 20 * time.Second}, true},
 		{"lower", sdk.Meta{metaMaxFrames: 5.0, metaMaxTime: 1500.0}, streamLimits{5, 1500 * time.Millisecond}, true},
-		{"above", sdk.Meta{metaMaxFrames: 21.0, metaMaxTime: 1e9}, streamLimits{20, time.Minute}, true},
+		{"above", sdk.Meta{metaMaxFrames: 21.0, metaMaxTime: 1e9}, streamLimits{20, 20 * time.Second}, true},
 		{"zero", sdk.Meta{metaMaxFrames: 0.0}, streamLimits{}, false},
 		{"fraction", sdk.Meta{metaMaxTime: 1.5}, streamLimits{}, false},
 		{"negative", sdk.Meta{metaMaxTime: -1.0}, streamLimits{}, false},
@@ -251,7 +258,7 @@ func TestStreamLimits(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := parseStreamLimits(tt.meta)
+			got, err := parseStreamLimits(&kernel.Tool{NodeID: nodeA}, tt.meta)
 			if (err == nil) != tt.ok || (tt.ok && got != tt.want) {
 				t.Errorf("got %v %v, want %v", got, err, tt.want)
 			}

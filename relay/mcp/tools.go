@@ -234,12 +234,17 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, cl *client, p *sdk.C
 	}
 	kr.Traced = kr.TraceID != ""
 	var lim streamLimits
+	var progress *streamProgress
 	if tool != nil && (tool.Streams || tool.MayStream) {
 		var err error
-		if lim, err = parseStreamLimits(p.Meta); err != nil {
+		if lim, err = parseStreamLimits(tool, p.Meta); err != nil {
 			return nil, err
 		}
 		kr.Stream = true
+		progress = &streamProgress{cl: cl, total: float64(lim.maxFrames)}
+		if tool.Streams {
+			progress.alive() // at once: the first frame may be a minute away
+		}
 	}
 	if len(p.InputResponses) > 0 || p.RequestState != "" {
 		var err error
@@ -267,7 +272,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, cl *client, p *sdk.C
 		return t.renderError(x, e, kr.TraceID), nil
 	}
 	if res.Stream != nil {
-		return t.relayFrames(ctx, x, cl, kr, res.Stream, lim)
+		return t.relayFrames(ctx, x, progress, kr, res.Stream, lim)
 	}
 	return t.renderResult(x, res)
 }
