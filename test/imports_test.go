@@ -127,7 +127,7 @@ var allowed = map[string]string{
 	"relay/plugins/conformance": "relay/kernel",
 	"relay/plugins/control":     "lazyregexp manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/directory":   "lazyregexp manifest relay/kernel relay/plugins/arguments",
-	"relay/plugins/fleet":       "lazyregexp manifest relay/kernel relay/plugins/arguments suggest",
+	"relay/plugins/fleet":       "duration lazyregexp manifest relay/kernel relay/plugins/arguments suggest",
 	"relay/plugins/process":     "lazyregexp manifest relay/kernel relay/plugins/sandbox strictjson",
 	"relay/plugins/sandbox":     "",
 	"relay/plugins/tickets":     "lazyregexp manifest relay/kernel relay/plugins/arguments",

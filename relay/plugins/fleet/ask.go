@@ -12,7 +12,6 @@ import (
 
 // Bounds of a call that asks many boards.
 const (
-	maxAsked       = 64              // boards that one call asks at a time
 	askTimeout     = time.Second     // for one board
 	askAllTimeout  = 4 * time.Second // for all of them; the rest of kernel.CallBudget is for the answer
 	maxAskingCalls = 4               // calls of one identity that ask many boards at a time
@@ -33,9 +32,9 @@ type question struct {
 	args  json.RawMessage
 }
 
-// askBoards asks boards at a time that the bounds above allow, and calls onAnswer with the index of
-// each question, one call at a time. A question that there was no time for gets errNotAsked. It
-// returns after all questions have an answer; an error says that nothing was asked.
+// askBoards asks as many boards at a time as the slots of the tenant allow, and calls onAnswer with the
+// index of each question, one call at a time. A question that there was no time for gets errNotAsked.
+// It returns after all questions have an answer; an error says that nothing was asked.
 func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []question, onAnswer func(i int, res *kernel.Result, err error)) error {
 	release, err := p.acquireAsking(r.Caller)
 	if err != nil {
@@ -44,40 +43,21 @@ func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []q
 	defer release()
 	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
 	defer cancel()
-	var mu sync.Mutex // protects next, and orders onAnswer
-	next := 0
-	take := func() int {
+	var mu sync.Mutex // orders onAnswer
+	started := p.slots.each(ctx, r.Caller.Tenant, len(questions), askTimeout, func(ctx context.Context, i int) {
+		res, err := p.callBoard(ctx, r, questions[i].tool, questions[i].args)
 		mu.Lock()
 		defer mu.Unlock()
-		next++
-		return next - 1
+		onAnswer(i, res, err)
+	})
+	for i := started; i < len(questions); i++ {
+		onAnswer(i, nil, errNotAsked)
 	}
-	var wg sync.WaitGroup
-	for range min(maxAsked, len(questions)) {
-		wg.Go(func() {
-			for i := take(); i < len(questions); i = take() {
-				res, err := p.askOne(ctx, r, &questions[i])
-				mu.Lock()
-				onAnswer(i, res, err)
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
 	return nil
 }
 
 // errNotAsked is the outcome of a question that there was no time for.
 var errNotAsked = &manifest.Error{Code: manifest.DeadlineExceeded, Message: "there was no time to ask this board", Reason: "not_asked", Outcome: manifest.NotSent}
-
-func (p *Plugin) askOne(ctx context.Context, r *kernel.Request, q *question) (*kernel.Result, error) {
-	if ctx.Err() != nil {
-		return nil, errNotAsked
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	return p.callBoard(ctx, r, q.tool, q.args)
-}
 
 // acquireAsking counts a call that asks many boards against the share of its identity.
 func (p *Plugin) acquireAsking(c *kernel.Caller) (release func(), err error) {

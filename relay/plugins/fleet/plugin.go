@@ -38,6 +38,8 @@ type Options struct {
 type Plugin struct {
 	opt     Options
 	figures figureCache
+	models  modelCache
+	slots   askSlots
 
 	mu     sync.Mutex     // protects asking; a leaf
 	asking map[string]int // calls that ask many boards, by identity
@@ -69,7 +71,7 @@ type tool struct {
 // tools lists the tools. Those of other plugins that belong to the toolset fleet have the group
 // kernel.GroupFleet.
 func tools() []tool {
-	return []tool{findTool}
+	return []tool{findTool, queryTool, watchTool}
 }
 
 // Run implements the life of a built-in plugin: it has nothing to do in the background.

@@ -1,0 +1,253 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+const (
+	// nowTime is for all boards of a question about now; one has askTimeout for each of its tools.
+	nowTime = 3 * time.Second
+	// freshTime is how old a recorded value may be to be one of now. Wear is recorded once an hour.
+	freshTime     = 2 * time.Minute
+	freshWearTime = 2 * time.Hour
+)
+
+// askNow fills in the boards' values of now: those that are known and not older than maxFigureAge,
+// else those that the boards answer.
+func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) error {
+	now := p.opt.Now()
+	var cold []*boardValues
+	for i := range boards {
+		if b := &boards[i]; b.why == "" {
+			f := p.figures.get(p.opt.Boards, b.board.ID, now)
+			b.takeFigures(q, &f)
+			if f.lacks(q.metrics, now) {
+				cold = append(cold, b)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, nowTime)
+	defer cancel()
+	started := p.slots.each(ctx, r.Caller.Tenant, len(cold), 2*askTimeout, func(ctx context.Context, i int) {
+		b := cold[i]
+		f, err := p.currentFigures(ctx, r, b.board.ID, q.metrics)
+		if b.takeFigures(q, f); err != nil && b.why != "" {
+			b.why = whyFailed(err)
+		}
+	})
+	for _, b := range cold[started:] {
+		if b.why != "" {
+			b.why = missingTime
+		}
+	}
+	return nil
+}
+
+// takeFigures takes the values of the plan's metrics. A board without any has no data.
+func (b *boardValues) takeFigures(q *queryPlan, f *figures) {
+	b.why = missingData
+	for i, m := range q.metrics {
+		if b.values[i] = metrics[m].possible(f.values[m]); !math.IsNaN(b.values[i]) {
+			b.why = ""
+		}
+	}
+}
+
+// lacks reports whether the board has to be asked for one of the metrics. What it did not measure a
+// moment ago it is not asked for again.
+func (f *figures) lacks(list []int, now time.Time) bool {
+	for _, m := range list {
+		if now.Sub(f.at(m)) > maxFigureAge {
+			return true
+		}
+	}
+	return false
+}
+
+// currentFigures returns the figures of a board that are known, after asking it for those of the
+// metrics that are not. An error is about one of the board's tools; the figures of others are there.
+func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
+	now := p.opt.Now()
+	f := p.figures.get(p.opt.Boards, nodeID, now)
+	var frame, modules bool
+	for _, m := range list {
+		if now.Sub(f.at(m)) > maxFigureAge {
+			frame, modules = frame || !metrics[m].isModule, modules || metrics[m].isModule
+		}
+	}
+	var err error
+	if frame {
+		err = p.askFigures(ctx, r, nodeID, manifest.KindMetrics, manifest.VerbSnapshot)
+	}
+	if modules {
+		known, e := p.askModules(ctx, r, nodeID, list)
+		return known, cmp.Or(err, e)
+	}
+	f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+	return &f, err
+}
+
+// askModules asks a board for its modules, and returns all its figures that are known then. A board
+// that cannot tell, as older versions, is asked for what it has recorded of the metrics.
+func (p *Plugin) askModules(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
+	var recorded []float64
+	err := p.askFigures(ctx, r, nodeID, manifest.KindModules, manifest.VerbRead)
+	if errors.Is(err, errNoTool) {
+		recorded, err = p.recordedNow(ctx, r, nodeID, list)
+	}
+	f := p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+	for i, v := range recorded {
+		if !math.IsNaN(v) {
+			f.values[list[i]] = v
+		}
+	}
+	return &f, err
+}
+
+// errNoTool is the outcome of a board that lacks the tool that a question needs.
+var errNoTool = &manifest.Error{Code: manifest.BadRequest, Message: "the board has no such tool", Reason: "no_tool"}
+
+// askFigures asks a board with one of its tools and keeps the answer.
+func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind, verb string) error {
+	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, kind, verb)
+	if !ok {
+		return errNoTool
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	res, err := p.callBoard(ctx, r, name, nil)
+	if err == nil {
+		p.figures.put(nodeID, kind, res.Structured, p.opt.Now())
+	}
+	return err
+}
+
+// recordedNow returns the values of metrics that a board recorded a moment ago; NaN for others.
+func (p *Plugin) recordedNow(ctx context.Context, r *kernel.Request, nodeID string, list []int) ([]float64, error) {
+	values := nans(len(list))
+	now := p.opt.Now().UnixMilli()
+	var failed error
+	for _, wear := range []bool{false, true} {
+		h := &historyRequest{to: now, step: freshTime.Milliseconds(), aggregate: aggregateLast}
+		var at []int
+		for i, m := range list {
+			if metrics[m].isModule && strings.HasPrefix(metrics[m].history, "wear.") == wear {
+				h.metrics, at = append(h.metrics, m), append(at, i)
+			}
+		}
+		if len(at) == 0 {
+			continue
+		}
+		if wear {
+			h.step = freshWearTime.Milliseconds()
+		}
+		h.from = h.to - h.step
+		found, err := p.boardHistory(ctx, r, nodeID, h)
+		if err != nil {
+			failed = err
+			continue
+		}
+		for i := range found {
+			values[at[i]] = found[i][0]
+		}
+	}
+	return values, failed
+}
+
+// modelCache has the models of boards that this plugin has asked: a board seldom becomes another one.
+// The zero value is empty.
+type modelCache struct {
+	mu     sync.Mutex // protects models; a leaf
+	models map[string]knownModel
+}
+
+type knownModel struct {
+	model string
+	at    time.Time
+}
+
+const (
+	maxModelAge  = 10 * time.Minute
+	maxModelText = 40 // bytes that an answer has room for
+	noModel      = "unknown"
+	noTag        = "untagged"
+)
+
+func (c *modelCache) get(nodeID string, now time.Time) (model string, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	k, ok := c.models[nodeID]
+	return k.model, ok && now.Sub(k.at) <= maxModelAge
+}
+
+func (c *modelCache) put(nodeID, model string, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.models == nil || len(c.models) >= maxCachedFigures {
+		c.models = make(map[string]knownModel)
+	}
+	c.models[nodeID] = knownModel{model, now}
+}
+
+// assignGroups says in which groups each board counts, with values or without. Models are asked for,
+// of boards that are online.
+func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) error {
+	now := p.opt.Now()
+	var unknown []*boardValues
+	for i := range boards {
+		b := &boards[i]
+		switch q.groupBy {
+		case groupByTag:
+			if b.group = b.board.Tags; len(b.group) == 0 {
+				b.group = []string{noTag}
+			}
+		case groupByStatus:
+			b.group = []string{string(b.board.Status)}
+		case groupByModel:
+			model, ok := p.models.get(b.board.ID, now)
+			if b.group = []string{cmp.Or(model, noModel)}; !ok && b.board.Status == Online {
+				unknown = append(unknown, b)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	p.slots.each(ctx, r.Caller.Tenant, len(unknown), askTimeout, func(ctx context.Context, i int) {
+		if model, err := p.boardModel(ctx, r, unknown[i].board.ID); err == nil {
+			unknown[i].group[0] = model
+		}
+	})
+	return nil
+}
+
+// boardModel asks a board for its model.
+func (p *Plugin) boardModel(ctx context.Context, r *kernel.Request, nodeID string) (string, error) {
+	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, manifest.KindInfo, manifest.VerbGet)
+	if !ok {
+		p.models.put(nodeID, "", p.opt.Now())
+		return noModel, nil
+	}
+	res, err := p.callBoard(ctx, r, name, nil)
+	if err != nil {
+		return "", err
+	}
+	var info struct {
+		Model string `json:"model"`
+	}
+	if err := json.Unmarshal(res.Structured, &info); err != nil {
+		return "", err
+	}
+	model := strings.ToValidUTF8(info.Model[:min(maxModelText, len(info.Model))], "")
+	p.models.put(nodeID, model, p.opt.Now())
+	return cmp.Or(model, noModel), nil
+}

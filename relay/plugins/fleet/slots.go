@@ -1,0 +1,117 @@
+package fleet
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Bounds of the boards that are asked at a time, by all callers of a tenant together.
+const (
+	maxAsked = 64 // that have not been asked for long
+	// slowAfter is when a board no longer counts against maxAsked, so that a few silent boards do not
+	// keep a call from all others. maxSlow bounds how many there are of these.
+	slowAfter = 200 * time.Millisecond
+	maxSlow   = 512
+)
+
+// askSlots are the slots of all tenants. The zero value is ready.
+type askSlots struct {
+	mu      sync.Mutex // protects tenants and their users; a leaf
+	tenants map[string]*tenantSlots
+}
+
+// tenantSlots are the slots of a tenant, from the first to the last of its calls that ask boards.
+type tenantSlots struct {
+	users      int
+	fast, slow chan struct{}
+}
+
+// enter returns the slots of a tenant. leave has to follow.
+func (s *askSlots) enter(tenant string) *tenantSlots {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.tenants[tenant]
+	if t == nil {
+		if s.tenants == nil {
+			s.tenants = make(map[string]*tenantSlots)
+		}
+		t = &tenantSlots{fast: make(chan struct{}, maxAsked), slow: make(chan struct{}, maxSlow)}
+		s.tenants[tenant] = t
+	}
+	t.users++
+	return t
+}
+
+func (s *askSlots) leave(tenant string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.tenants[tenant]; t.users == 1 {
+		delete(s.tenants, tenant)
+	} else {
+		t.users--
+	}
+}
+
+// each calls ask with 0 to n-1 as slots become free, each with a context that ends after timeout, and
+// returns when all of these calls have. started is how many there were: fewer than n if ctx ended.
+func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.Duration, ask func(ctx context.Context, i int)) (started int) {
+	t := s.enter(tenant)
+	defer s.leave(tenant)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for ; started < n && ctx.Err() == nil; started++ {
+		i, l := started, &askLease{slots: t}
+		select {
+		case t.fast <- struct{}{}:
+		case <-ctx.Done():
+			return started
+		}
+		wg.Go(func() {
+			l.begin()
+			defer l.release()
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			ask(ctx, i)
+		})
+	}
+	return started
+}
+
+// askLease holds one slot: a fast one, and later a slow one if there is one.
+type askLease struct {
+	slots *tenantSlots
+	timer *time.Timer
+
+	mu             sync.Mutex // protects the fields below
+	isSlow, isDone bool
+}
+
+// begin starts the time after which the lease moves.
+func (l *askLease) begin() { l.timer = time.AfterFunc(slowAfter, l.move) }
+
+func (l *askLease) move() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.isDone {
+		return
+	}
+	select {
+	case l.slots.slow <- struct{}{}:
+		l.isSlow = true
+		<-l.slots.fast
+	default:
+	}
+}
+
+func (l *askLease) release() {
+	l.timer.Stop()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.isDone = true
+	if l.isSlow {
+		<-l.slots.slow
+	} else {
+		<-l.slots.fast
+	}
+}

@@ -1,0 +1,365 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/arguments"
+)
+
+// fleet.watch watches some boards for some seconds. It is a stream whose frames are what was seen so
+// far, one every watchReport; the last one is the result.
+
+// Bounds of a watch.
+const (
+	maxWatched      = 20 // boards
+	maxWatchSeconds = 25 // clients give up after 30 s
+	minWatchSeconds = 2
+	defWatchSeconds = 10
+	maxWatchPoints  = 30 // of each metric
+	maxWatchAnswer  = 6 << 10
+	watchInterval   = time.Second     // of the boards' metric streams
+	watchPoll       = 5 * time.Second // of figures that no stream has
+	watchReport     = 4 * time.Second
+)
+
+var watchTool = tool{
+	name: "fleet.watch", title: "Watch boards", scope: manifest.ScopeCallReadOnly, streams: true,
+	description: "Watch up to 20 boards for some seconds: min, mean, max, last and points of each metric.",
+	input: arguments.Object{
+		{Name: "boards", Type: arguments.Array, Min: 1, Max: maxWatched, Pattern: selectorPattern, Required: true, Description: "as in fleet.query"},
+		{Name: "metrics", Type: arguments.Array, Min: 1, Max: maxQueryMetrics, Pattern: keyPattern, Description: "as in fleet.query; default cpu_pct and mem_pct"},
+		{Name: "seconds", Type: arguments.Integer, Min: minWatchSeconds, Max: maxWatchSeconds, Default: defWatchSeconds, Description: "how long"},
+	},
+	call: func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
+		return p.watch(ctx, r)
+	},
+}
+
+// watch answers fleet.watch with a stream that ends by itself.
+func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	var args struct {
+		Boards  []string `json:"boards"`
+		Metrics []string `json:"metrics"`
+		Seconds int      `json:"seconds"`
+	}
+	if err := readArguments(r, &args); err != nil {
+		return nil, err
+	}
+	list, err := parseMetrics(args.Metrics, []string{"cpu_pct", "mem_pct"})
+	if err != nil {
+		return nil, err
+	}
+	boards, err := p.selectBoards(r.Caller, args.Boards)
+	if err != nil {
+		return nil, err
+	}
+	if len(boards) > maxWatched {
+		return nil, arguments.Invalid("argument boards: these are %d boards, and 20 can be watched at a time; fleet.query answers for more", len(boards))
+	}
+	release, err := p.acquireAsking(r.Caller)
+	if err != nil {
+		return nil, err
+	}
+	w := &watchStream{plugin: p, request: *r, metrics: list, seconds: cmp.Or(args.Seconds, defWatchSeconds), done: make(chan struct{})}
+	for i := range boards {
+		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: whyNot(&boards[i]), seen: make([]observed, len(list))})
+	}
+	ctx, w.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(w.done)
+		defer release()
+		w.run(ctx)
+	}()
+	return &kernel.Result{Stream: w}, nil
+}
+
+// watchStream is a watch in progress. Its goroutine ends with the watch, or with Close, which waits for
+// it.
+type watchStream struct {
+	plugin  *Plugin
+	request kernel.Request
+	metrics []int
+	seconds int
+	boards  []*watchedBoard
+	cancel  context.CancelFunc
+	done    chan struct{}
+
+	mu     sync.Mutex // protects the fields below; a leaf, which is not held while notify runs
+	notify func()
+	frame  []byte // the newest one, until Next takes it
+	err    error
+}
+
+var _ kernel.Stream = (*watchStream)(nil)
+
+// watchedBoard is what was seen of a board.
+type watchedBoard struct {
+	board  Board
+	mu     sync.Mutex // protects the fields below; a leaf
+	why    string     // there is nothing: a word of missingReasons
+	seen   []observed // by metric
+	stream kernel.Stream
+}
+
+// observed are the values of one metric.
+type observed struct {
+	total
+	last   float64
+	points []float64
+}
+
+func (o *observed) add(v float64) {
+	if math.IsNaN(v) {
+		return
+	}
+	o.total.add(v)
+	o.last = v
+	if len(o.points) < maxWatchPoints {
+		o.points = append(o.points, v)
+	}
+}
+
+// Notify implements kernel.Stream.
+func (w *watchStream) Notify(fn func()) {
+	w.mu.Lock()
+	w.notify = fn
+	w.mu.Unlock()
+	fn()
+}
+
+// Next implements kernel.Stream.
+func (w *watchStream) Next() (f *manifest.Frame, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.frame == nil {
+		return nil, false
+	}
+	f = &manifest.Frame{Data: w.frame}
+	w.frame = nil
+	return f, true
+}
+
+// Err implements kernel.Stream: io.EOF when the watch is over and its last frame was taken.
+func (w *watchStream) Err() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.frame != nil {
+		return nil
+	}
+	return w.err
+}
+
+// Close implements kernel.Stream.
+func (w *watchStream) Close() {
+	w.cancel()
+	<-w.done
+}
+
+// run watches until the time is over or ctx ends. Boards are watched in a goroutine each, since a slow
+// one must not delay the others; run waits for all.
+func (w *watchStream) run(ctx context.Context) {
+	began := time.Now()
+	watching, stop := context.WithTimeout(ctx, time.Duration(w.seconds)*time.Second)
+	defer stop()
+	var wg sync.WaitGroup
+	for _, b := range w.boards {
+		if b.why == "" {
+			wg.Go(func() { w.watchBoard(watching, b) })
+		}
+	}
+	report := time.NewTicker(watchReport)
+	defer report.Stop()
+	for watching.Err() == nil {
+		select {
+		case <-watching.Done():
+		case <-report.C:
+			w.publish(w.summarize(time.Since(began)), nil)
+		}
+	}
+	wg.Wait()
+	w.publish(w.summarize(time.Since(began)), io.EOF)
+}
+
+// publish makes a frame the next one, in place of one that nobody took.
+func (w *watchStream) publish(frame []byte, err error) {
+	w.mu.Lock()
+	w.frame, w.err = frame, err
+	notify := w.notify
+	w.mu.Unlock()
+	if notify != nil {
+		notify()
+	}
+}
+
+// watchBoard watches one board: the figures of metric frames with the board's stream, others by
+// asking again and again.
+func (w *watchStream) watchBoard(ctx context.Context, b *watchedBoard) {
+	var wg sync.WaitGroup
+	if slices.ContainsFunc(w.metrics, func(m int) bool { return !metrics[m].isModule }) {
+		wg.Go(func() { b.failed(w.followFrames(ctx, b)) })
+	}
+	if slices.ContainsFunc(w.metrics, func(m int) bool { return metrics[m].isModule }) {
+		wg.Go(func() { b.failed(w.pollModules(ctx, b)) })
+	}
+	wg.Wait()
+}
+
+// failed keeps why a board is not watched, or no longer.
+func (b *watchedBoard) failed(err error) {
+	if err == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.why = whyFailed(err)
+}
+
+// followFrames takes the frames of a board's metric stream until ctx ends.
+func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
+	r := &w.request
+	name, ok := w.plugin.boardTool(ctx, r.Caller.Tenant, b.board.ID, manifest.KindMetrics, manifest.VerbSubscribe)
+	if !ok {
+		return errNoTool
+	}
+	res, err := w.plugin.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: name, ConnID: r.ConnID, TraceID: r.TraceID, Traced: r.Traced, Stream: true,
+		Arguments: fmt.Appendf(nil, `{"interval_ms":%d}`, watchInterval.Milliseconds())})
+	if err != nil {
+		return ignoreEnd(ctx, err)
+	}
+	s := res.Stream
+	defer s.Close()
+	ready := make(chan struct{}, 1)
+	s.Notify(func() {
+		select {
+		case ready <- struct{}{}:
+		default:
+		}
+	})
+	for {
+		for f, ok := s.Next(); ok; f, ok = s.Next() {
+			values := newFigures()
+			values.readFrame(f.Data, time.Time{})
+			b.observe(w.metrics, values, false)
+		}
+		if err := s.Err(); err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		select {
+		case <-ready:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// ignoreEnd is err, unless the watch is over, which ends everything that it has begun.
+func ignoreEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// pollModules asks a board for figures that no stream has, until ctx ends.
+func (w *watchStream) pollModules(ctx context.Context, b *watchedBoard) error {
+	tick := time.NewTicker(watchPoll)
+	defer tick.Stop()
+	for {
+		values, err := w.plugin.askModules(ctx, &w.request, b.board.ID, w.metrics)
+		if err != nil {
+			return ignoreEnd(ctx, err)
+		}
+		b.observe(w.metrics, values, true)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// observe adds the values of the metrics that come from modules, or of those that do not.
+func (b *watchedBoard) observe(list []int, f *figures, modules bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i, m := range list {
+		if metrics[m].isModule == modules {
+			b.seen[i].add(metrics[m].possible(f.values[m]))
+		}
+	}
+}
+
+// watchAnswer is the answer of fleet.watch.
+type watchAnswer struct {
+	Seconds float64             `json:"seconds"`
+	Boards  []watchedAnswer     `json:"boards"`
+	Missing map[string]*missing `json:"missing,omitempty"`
+}
+
+type watchedAnswer struct {
+	Name    string                    `json:"name,omitempty"`
+	ID      string                    `json:"id"`
+	Ended   string                    `json:"ended,omitempty"` // why the board was not watched to the end
+	Metrics map[string]observedAnswer `json:"metrics"`
+}
+
+type observedAnswer struct {
+	N      int       `json:"n"`
+	Min    rounded   `json:"min"`
+	Mean   rounded   `json:"mean"`
+	Max    rounded   `json:"max"`
+	Last   rounded   `json:"last"`
+	Points []rounded `json:"points,omitempty"`
+}
+
+// summarize encodes what was seen, with as many points as there is room for.
+func (w *watchStream) summarize(took time.Duration) []byte {
+	for most := maxWatchPoints; ; most /= 2 {
+		a := watchAnswer{Seconds: math.Round(10*took.Seconds()) / 10, Boards: []watchedAnswer{}}
+		var failed []boardValues
+		for _, b := range w.boards {
+			if row := b.answer(w.metrics, most); len(row.Metrics) > 0 {
+				a.Boards = append(a.Boards, row)
+			} else {
+				failed = append(failed, boardValues{board: b.board, why: cmp.Or(row.Ended, missingData)})
+			}
+		}
+		a.Missing = countAnswered(failed).Missing
+		data, err := json.Marshal(&a)
+		if err != nil {
+			return []byte(`{}`) // cannot happen: numbers and strings
+		}
+		if len(data) <= maxWatchAnswer || most == 0 {
+			return data
+		}
+	}
+}
+
+// answer describes what was seen of a board with at most so many points of each metric.
+func (b *watchedBoard) answer(list []int, most int) watchedAnswer {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := watchedAnswer{Name: b.board.Name, ID: b.board.ID, Ended: b.why, Metrics: make(map[string]observedAnswer)}
+	for i, m := range list {
+		o := &b.seen[i]
+		if o.n == 0 {
+			continue
+		}
+		row := observedAnswer{N: o.n, Min: rounded(o.min), Mean: rounded(o.sum / float64(o.n)), Max: rounded(o.max), Last: rounded(o.last)}
+		for j := range min(most, len(o.points)) { // evenly over all of them
+			row.Points = append(row.Points, rounded(o.points[j*len(o.points)/min(most, len(o.points))]))
+		}
+		a.Metrics[metrics[m].key] = row
+	}
+	return a
+}
