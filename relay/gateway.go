@@ -73,7 +73,7 @@ func (r *Relay) runGateway(ctx context.Context, wg *sync.WaitGroup, failed chan<
 	ln := r.gatewayListener
 	serve := func(ctx context.Context) (err error) {
 		if ln == nil { // closed by the crash
-			if ln, err = net.Listen("tcp", r.gatewayListener.Addr().String()); err != nil {
+			if ln, err = edge.Listen(r.gatewayListener.Addr().String()); err != nil {
 				return err
 			}
 		}

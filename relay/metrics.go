@@ -270,9 +270,11 @@ type pool struct {
 // pools lists what clients share.
 func (r *Relay) pools(s *snapshot) []pool {
 	list := []pool{
+		{"blocked_addresses", r.conns.Blocked()},
 		{"bodies", r.bodies.Stats()},
 		{"connections_agents", r.conns.Agents()},
 		{"connections_strangers", r.conns.Strangers()},
+		{"delayed_refusals", r.conns.Refusals().Stats()},
 		{"handshakes", edge.PoolStats{InUse: int64(s.hub.Handshaking), Limit: int64(s.hub.MaxHandshaking), Refused: s.hub.RefusedSlots}},
 		{"mcp_sessions", s.mcp.SessionPool},
 		{"mcp_streams", s.mcp.StreamPool},

@@ -186,12 +186,12 @@ func (r *Relay) listen() (err error) {
 		r.tls = r.certificate.ServerTLS()
 	}
 	if r.listener == nil && r.partEnabled(PartMCP) {
-		if r.listener, err = net.Listen("tcp", r.opt.Listen); err != nil {
+		if r.listener, err = edge.Listen(r.opt.Listen); err != nil {
 			return fmt.Errorf("listen on %s: %w", r.opt.Listen, err)
 		}
 	}
 	if r.opt.MetricsListen != "" {
-		if r.metricsListener, err = net.Listen("tcp", r.opt.MetricsListen); err != nil {
+		if r.metricsListener, err = edge.Listen(r.opt.MetricsListen); err != nil {
 			return fmt.Errorf("listen on %s for /metrics: %w", r.opt.MetricsListen, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -191,6 +192,7 @@ func (r *Relay) newGuard(isLoopback bool) *edge.Guard {
 func (r *Relay) newFrontEnd() error {
 	r.hub = hub.New(hub.Options{
 		Authenticate:       r.authenticateDevice,
+		DelayRefusal:       func(ctx context.Context, a netip.Addr) { r.conns.Refusals().Delay(ctx, nil, edge.OfAddress(a)) },
 		Now:                r.opt.Now,
 		ValidateCapability: r.capabilities.validate,
 		CheckResult:        manifest.CheckAnswer,

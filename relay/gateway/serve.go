@@ -52,7 +52,7 @@ func Listen(o Options) (net.Listener, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	ln, err := net.Listen("tcp", o.Listen)
+	ln, err := edge.Listen(o.Listen)
 	// The default port is within Linux's range of ephemeral ports, so any client on this
 	// machine may hold it by chance. Say how to find out.
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -105,7 +105,7 @@ func startBench(b *testing.B, links int, secure, bare bool) *benchRig {
 		CheckResult:        manifest.CheckAnswer, CheckSample: manifest.CheckFrame,
 		OnReady: func(n *Node) { r.ready <- n },
 	})
-	r.hub.startPace.SetLimit(rate.Inf) // the benchmarks are not about herds
+	r.hub.waitingStrangers.pace.SetLimit(rate.Inf) // the benchmarks are not about herds
 	r.hub.readyPace.SetLimit(rate.Inf)
 	ctx, cancel := context.WithCancel(context.Background())
 	r.stop = cancel

@@ -23,6 +23,10 @@ func (h *Hub) handshake(conn link.Conn, slot *Slot) {
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 			g, err := h.opt.Authenticate(ctx, a)
 			if err != nil {
+				slot.Release() // it waits in no place of the other boards of its address
+				if h.opt.DelayRefusal != nil {
+					h.opt.DelayRefusal(ctx, slot.client)
+				}
 				return nil, err
 			}
 			g.Address = slot.client

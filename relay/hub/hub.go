@@ -63,6 +63,9 @@ const (
 type Options struct {
 	// Authenticate checks a device's token, see link.AcceptOptions. Required.
 	Authenticate func(ctx context.Context, a *link.Auth) (*link.Grant, error)
+	// DelayRefusal is called when Authenticate has refused a link of a client, which may be invalid,
+	// and may block for some seconds, until ctx ends at the latest. The link is closed after that.
+	DelayRefusal func(ctx context.Context, client netip.Addr)
 	// Now is the wall clock that devices get, see link.AcceptOptions; nil: time.Now.
 	Now func() time.Time
 	// ValidateCapability checks one announced capability against its schema.
@@ -171,7 +174,6 @@ type Hub struct {
 	nodes             map[string]*Node               // that have a link
 	lost              map[string]*Node               // that had one a moment ago, see lost.go
 	admitted          map[string]int                 // links between auth and ready, by node id
-	waiting           waitingLinks                   // for their handshake
 	slots             map[netip.Prefix]*addressSlots // of handshakes, by address
 	knownAddresses    map[netip.Prefix]struct{}      // from which a board has authenticated
 	recentNodes       int                            // of the last hour
@@ -183,8 +185,8 @@ type Hub struct {
 	sharedManifests   map[string]*link.Manifest      // by raw bytes, see shareManifest
 	closing           bool
 
-	startPace, readyPace *rate.Limiter // of handshakes: their start and their end
-	hasWaiting           chan struct{} // holds one element after waiting has grown
+	waitingKnown, waitingStrangers waitingLinks  // for their handshake
+	readyPace                      *rate.Limiter // of the ends of handshakes
 
 	watchMu sync.Mutex // protects watched and Node.isWatched; a leaf
 	watched []*Node    // from which an answer is due, see suspect.go
@@ -201,7 +203,7 @@ type Hub struct {
 func New(opt Options) *Hub {
 	h := &Hub{opt: opt, nodeLimit: MaxNodes, lostLimit: maxLost, handshakeLimit: maxHandshakes,
 		nodes: make(map[string]*Node), lost: make(map[string]*Node), admitted: make(map[string]int), slots: make(map[netip.Prefix]*addressSlots), knownAddresses: make(map[netip.Prefix]struct{}),
-		startPace: rate.NewLimiter(handshakeRate, handshakeBurst), readyPace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1),
+		waitingKnown: newWaitingLinks(), waitingStrangers: newWaitingLinks(), readyPace: rate.NewLimiter(handshakeRate, handshakeBurst),
 		takeoverHistories: make(map[string]*takeoverHistory), clones: make(map[string]*cloneMark), sharedManifests: make(map[string]*link.Manifest)}
 	for i := range h.wheel {
 		h.wheel[i] = make(map[*Node]struct{})
@@ -326,7 +328,8 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 	paceCtx, stopPace := context.WithCancel(ctx)
 	var pacer sync.WaitGroup
-	pacer.Go(func() { h.startWaiting(paceCtx) })
+	pacer.Go(func() { h.startWaiting(paceCtx, &h.waitingKnown) })
+	pacer.Go(func() { h.startWaiting(paceCtx, &h.waitingStrangers) })
 	defer func() { stopPace(); pacer.Wait() }()
 	for {
 		select {

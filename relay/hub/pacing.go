@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"agentctl/transport/link"
 )
 
@@ -14,8 +16,8 @@ import (
 //   - reconnect_spread_ms tells each device at auth over which time to spread its first
 //     attempt. It follows the devices of the last hour and not those that are linked now:
 //     the first ones that return would otherwise learn that the relay is small.
-//   - Handshakes start at handshakeRate. Links above it wait in a queue, their addresses in
-//     turns, before the relay has sent anything: such a link is a socket without a
+//   - Handshakes start at handshakeRate, those of known addresses and those of others apart.
+//     Links above it wait in a queue, their addresses in turns, before the relay has sent anything: such a link is a socket without a
 //     goroutine or a buffer, and its deadline for auth has not begun. A device waits for
 //     hello for 10 s at least; maxHandshakes links take 8 s. Links become ready at the same
 //     rate: when the machine was busy, handshakes that started one by one end together.
@@ -64,13 +66,17 @@ func (h *Hub) Attach(conn link.Conn, client netip.Addr) {
 // the HTTP server's buffers are freed; Run waits for the session. A link over the limits is
 // closed with 4503, in the caller's goroutine. slot is what Reserve returned for it.
 func (h *Hub) AttachReserved(conn link.Conn, slot *Slot) {
+	q := &h.waitingStrangers
+	if slot.isKnown {
+		q = &h.waitingKnown
+	}
 	h.mu.Lock()
 	full := h.closing || len(h.nodes) >= h.nodeLimit
 	if !full {
-		if h.waiting.len == 0 && h.startPace.Allow() {
+		if q.len == 0 && q.pace.Allow() {
 			h.startHandshakeLocked(conn, slot)
 		} else {
-			h.waiting.push(conn, slot)
+			q.push(conn, slot)
 		}
 	}
 	h.mu.Unlock()
@@ -81,7 +87,7 @@ func (h *Hub) AttachReserved(conn link.Conn, slot *Slot) {
 		return
 	}
 	select {
-	case h.hasWaiting <- struct{}{}:
+	case q.hasWaiting <- struct{}{}:
 	default:
 	}
 }
@@ -90,26 +96,26 @@ func (h *Hub) startHandshakeLocked(conn link.Conn, slot *Slot) {
 	h.wg.Go(func() { h.handshake(conn, slot) })
 }
 
-// startWaiting starts the handshakes of the links that wait, at handshakeRate, until ctx ends.
-func (h *Hub) startWaiting(ctx context.Context) {
+// startWaiting starts the handshakes of the links that wait in a queue, at its pace, until ctx ends.
+func (h *Hub) startWaiting(ctx context.Context, q *waitingLinks) {
 	for {
 		h.mu.Lock()
-		idle := h.waiting.len == 0
+		idle := q.len == 0
 		h.mu.Unlock()
 		if idle {
 			select {
 			case <-ctx.Done():
 				return
-			case <-h.hasWaiting:
+			case <-q.hasWaiting:
 				continue
 			}
 		}
-		if h.startPace.Wait(ctx) != nil {
+		if q.pace.Wait(ctx) != nil {
 			return
 		}
 		h.mu.Lock()
-		if h.waiting.len > 0 && !h.closing {
-			w := h.waiting.pop()
+		if q.len > 0 && !h.closing {
+			w := q.pop()
 			h.startHandshakeLocked(w.conn, w.slot)
 		}
 		h.mu.Unlock()
@@ -119,45 +125,30 @@ func (h *Hub) startWaiting(ctx context.Context) {
 // refuseWaiting closes the links that wait. The hub is closing.
 func (h *Hub) refuseWaiting() {
 	h.mu.Lock()
-	waiting := h.waiting
-	h.waiting = waitingLinks{}
+	queues := [...]addressQueue{h.waitingKnown.addressQueue, h.waitingStrangers.addressQueue}
+	h.waitingKnown.addressQueue, h.waitingStrangers.addressQueue = addressQueue{}, addressQueue{}
 	h.mu.Unlock()
-	for waiting.len > 0 {
-		w := waiting.pop()
-		w.slot.Release()
-		h.refused.Add(1)
-		h.wg.Go(func() { _ = w.conn.Close(link.CloseDraining, "draining") })
+	for i := range queues {
+		for queues[i].len > 0 {
+			w := queues[i].pop()
+			w.slot.Release()
+			h.refused.Add(1)
+			h.wg.Go(func() { _ = w.conn.Close(link.CloseDraining, "draining") })
+		}
 	}
 }
 
-// waitingLinks are links that wait for their handshake. Those of addresses from which a board has
-// authenticated before come first, except that each fourth place is a stranger's: a flood of
-// strangers does not delay boards that come back, and a new board is not shut out.
+// waitingLinks are links that wait for their handshake. There are two queues with a pace of their
+// own: links of addresses from which a board has authenticated before, and those of strangers, so
+// that a flood of strangers does not delay boards that come back.
 type waitingLinks struct {
-	len             int
-	known, stranger addressQueue
-	popped          int
+	addressQueue               // protected by Hub.mu
+	pace         *rate.Limiter // of starts
+	hasWaiting   chan struct{} // holds one element after the queue has grown
 }
 
-const strangersTurn = 4
-
-func (q *waitingLinks) push(conn link.Conn, slot *Slot) {
-	if slot.isKnown {
-		q.known.push(conn, slot)
-	} else {
-		q.stranger.push(conn, slot)
-	}
-	q.len++
-}
-
-// pop removes the next link. There must be one.
-func (q *waitingLinks) pop() waitingLink {
-	q.len--
-	q.popped++
-	if q.known.len == 0 || (q.popped%strangersTurn == 0 && q.stranger.len > 0) {
-		return q.stranger.pop()
-	}
-	return q.known.pop()
+func newWaitingLinks() waitingLinks {
+	return waitingLinks{pace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1)}
 }
 
 // addressQueue has the links of one address in the order in which they came, and the addresses in

@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"context"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -91,7 +92,7 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 }
 
 // TestKnownAddress: strangers that take all they may leave places for addresses from which a board
-// has authenticated, and those come first.
+// has authenticated.
 func TestKnownAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(Options{})
@@ -115,27 +116,11 @@ func TestKnownAddress(t *testing.T) {
 			t.Error("the known address has no place")
 		}
 	})
-	var q waitingLinks
-	for i := range 8 {
-		_, c := link.Pipe()
-		q.push(c, &Slot{address: address("192.0.2.1/32"), isKnown: i%2 == 1})
-	}
-	order := ""
-	for q.len > 0 {
-		if q.pop().slot.isKnown {
-			order += "k"
-		} else {
-			order += "s"
-		}
-	}
-	if order != "kkksksss" {
-		t.Errorf("order %s", order)
-	}
 }
 
 // TestWaitingInTurns: addresses take turns, and links of one keep their order.
 func TestWaitingInTurns(t *testing.T) {
-	var q waitingLinks
+	var q addressQueue
 	var conns []link.Conn
 	for _, from := range []string{"192.0.2.1/32", "192.0.2.1/32", "192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32", "192.0.2.3/32"} {
 		_, c := link.Pipe()
@@ -150,7 +135,68 @@ func TestWaitingInTurns(t *testing.T) {
 			t.Errorf("number %d is another link", i)
 		}
 	}
-	if q.len != 0 || q.stranger.queues != nil {
+	if q.len != 0 || q.queues != nil {
 		t.Errorf("what is left: %+v", q)
 	}
+}
+
+// TestKnownDoNotWait: links of strangers that wait for their handshake do not delay one of a known
+// address.
+func TestKnownDoNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.end()
+		dial := func(address string, isKnown bool) link.Conn {
+			dev, rel := link.Pipe()
+			slot := r.hub.Reserve(t.Context(), netip.MustParseAddr(address), netip.MustParsePrefix(address+"/32"), nil)
+			if slot == nil {
+				t.Fatal("no slot")
+			}
+			slot.isKnown = isKnown
+			r.hub.AttachReserved(rel, slot)
+			return dev
+		}
+		greeted := func(c link.Conn) bool {
+			_ = c.SetReadDeadline(time.Now().Add(time.Nanosecond))
+			return c.Read(func([]byte) error { return nil }) == nil
+		}
+		for range 2 * handshakeBurst {
+			dial("192.0.2.1", false)
+		}
+		synctest.Wait()
+		if last := dial("192.0.2.1", false); greeted(last) {
+			t.Error("a stranger does not wait")
+		}
+		for range handshakeBurst {
+			if known := dial("192.0.2.2", true); !greeted(known) {
+				t.Fatal("a board of a known address waits")
+			}
+		}
+	})
+}
+
+// TestDelayRefusal: a link that is refused is closed when DelayRefusal returns. Until then it takes no
+// handshake from other boards of its address.
+func TestDelayRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		defer r.end()
+		const delay = 2 * time.Second
+		var from netip.Addr
+		r.hub.opt.DelayRefusal = func(_ context.Context, a netip.Addr) {
+			from = a
+			time.Sleep(delay)
+		}
+		b := r.dial()
+		b.next(link.TypeHello)
+		b.sendAs(link.TypeAuth, "", link.Auth{Token: "not a token", BootID: link.NewID(), InstanceID: "0123456789abcdef0123456789abcdef"})
+		start := time.Now()
+		synctest.Wait()
+		if n := r.hub.Stats().Handshaking; n != 0 {
+			t.Errorf("%d handshakes", n)
+		}
+		if _, open := <-b.in; open || b.code != link.CloseAuthFailed || time.Since(start) != delay || from != netip.MustParseAddr("192.0.2.1") {
+			t.Errorf("closed with %d after %s, of %s", b.code, time.Since(start), from)
+		}
+	})
 }

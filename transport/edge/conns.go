@@ -66,9 +66,12 @@ type ConnOptions struct {
 type Conns struct {
 	o       ConnOptions
 	rates   *Limiter
+	blocks  *Limiter      // of refused connections, by address
 	tlsPace *rate.Limiter // of handshakes of unknown addresses
 	agents  *Pool
 
+	refusals *Refusals
+	blocked  blockStats
 	refused  atomic.Uint64
 	refusing atomic.Int64 // see refuse
 
@@ -84,7 +87,15 @@ type Conns struct {
 // NewConns makes Conns. It starts nothing.
 func NewConns(o ConnOptions) *Conns {
 	return &Conns{o: o, rates: NewLimiter(maxStrangerRates, true), tlsPace: rate.NewLimiter(tlsRate, tlsBurst), addresses: make(map[netip.Prefix]int), known: make(map[netip.Prefix]struct{}),
-		agents: NewPool(int64(min(maxAgentConns, o.MaxOpen/agentConnsDivisor)))}
+		agents: NewPool(int64(min(maxAgentConns, o.MaxOpen/agentConnsDivisor))), refusals: NewRefusals(), blocks: NewLimiter(maxStrangerRates, true)}
+}
+
+// Listen listens on a TCP address, for Conns.Listener. It does without Multipath TCP, with which a
+// listener cannot drop connection attempts.
+func Listen(address string) (net.Listener, error) {
+	var lc net.ListenConfig
+	lc.SetMultipathTCP(false)
+	return lc.Listen(context.Background(), "tcp", address)
 }
 
 // MaxOpenConns is how many connections the limit of open files leaves room for, beside the files
@@ -98,8 +109,17 @@ func MaxOpenConns() int {
 	return n - min(max(n/8, 128), n/2)
 }
 
+// Refusals delays the refusals of requests; others that refuse the same clients may share it.
+func (c *Conns) Refusals() *Refusals { return c.refusals }
+
 // Agents returns the figures of connections on which agents showed a token.
 func (c *Conns) Agents() PoolStats { return c.agents.Stats() }
+
+// Blocked returns how many addresses are blocked, for blockTime each, of how many at most on one
+// listener. Refused is how many were.
+func (c *Conns) Blocked() PoolStats {
+	return PoolStats{c.blocked.blocked.Load(), maxBlocked, c.blocked.begun.Load()}
+}
 
 // Strangers returns the figures of connections without a token.
 func (c *Conns) Strangers() PoolStats {
@@ -116,13 +136,18 @@ func (c *Conns) maxReturning() int { return max(1, c.maxStrangers()/knownPart) }
 // Listener returns a listener whose TCP connections are counted; others pass uncounted. plain
 // reports that HTTP without TLS follows, so that a refusal can be written.
 func (c *Conns) Listener(ln net.Listener, plain bool) net.Listener {
-	return &connListener{ln, c, plain}
+	l := &connListener{Listener: ln, conns: c, plain: plain}
+	if tcp, ok := ln.(*net.TCPListener); ok {
+		l.blocked = &blockList{ln: tcp, stats: &c.blocked}
+	}
+	return l
 }
 
 type connListener struct {
 	net.Listener
-	conns *Conns
-	plain bool
+	conns   *Conns
+	plain   bool
+	blocked *blockList // nil: the listener is not TCP
 }
 
 // Accept waits for the next connection within the bounds, and refuses those beyond.
@@ -140,18 +165,37 @@ func (l *connListener) Accept() (net.Conn, error) {
 			return conn, nil
 		}
 		l.conns.refused.Add(1)
-		l.conns.refuse(tcp, l.plain)
+		tooMany := l.block(tcp)
+		l.conns.refuse(tcp, l.plain && !tooMany)
 	}
+}
+
+// block counts a refused connection, and blocks its address after too many. It reports whether
+// there were too many.
+func (l *connListener) block(tcp *net.TCPConn) bool {
+	key, now := AddressKey(addrOf(tcp)), time.Now()
+	if l.conns.blocks.Take(key.String(), blockRate, blockBurst, now) == 0 {
+		return false
+	}
+	if l.blocked != nil {
+		l.blocked.add(key, now)
+	}
+	return true
+}
+
+// addrOf returns the address of a connection's peer.
+func addrOf(tcp *net.TCPConn) netip.Addr {
+	peer, ok := tcp.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}
+	}
+	return peer.AddrPort().Addr().Unmap().WithZone("")
 }
 
 // admit counts a new connection in, or returns nil. An address gets a quarter of what is free at
 // most, so that some is left for the next one however many addresses there are.
 func (c *Conns) admit(tcp *net.TCPConn) *Conn {
-	peer, _ := tcp.RemoteAddr().(*net.TCPAddr)
-	var addr netip.Addr
-	if peer != nil {
-		addr = peer.AddrPort().Addr().Unmap().WithZone("")
-	}
+	addr := addrOf(tcp)
 	key, isProxy := AddressKey(addr), c.o.Proxies.Contains(addr)
 	if !isProxy && c.rates.Wait(key.String(), strangerRate, strangerBurst, time.Now()) > 0 {
 		return nil
@@ -259,6 +303,9 @@ type Conn struct {
 	*net.TCPConn
 	conns *Conns
 	agent atomic.Pointer[Identity] // whose share it belongs to; set once
+	// current is who sent the present request, nil for a client without a valid token. Behind a proxy
+	// it changes. Only the goroutine that serves the connection uses it.
+	current *Identity
 
 	requests atomic.Uint32 // see IsLastRequest
 
@@ -322,20 +369,41 @@ func (c *Conn) forgetStrangerLocked() {
 // which is to be the answer (429), when the identity has its share of connections already. The
 // connection belongs to the first identity that was shown on it. A nil Conn belongs to nobody.
 func (c *Conn) Authenticate(id Identity) error {
-	if c == nil || c.agent.Load() != nil {
+	if c == nil {
 		return nil
 	}
-	if !c.conns.agents.TryAcquire(id, 1) {
+	if agent := c.agent.Load(); agent != nil && *agent == id {
+		c.current = agent
+		return nil
+	}
+	return c.authenticate(&Identity{id.Tenant, id.Subject})
+}
+
+// authenticate is Authenticate for the first request of an identity on the connection.
+func (c *Conn) authenticate(id *Identity) error {
+	c.current = id
+	if c.agent.Load() != nil {
+		return nil
+	}
+	if !c.conns.agents.TryAcquire(*id, 1) {
 		return Exhausted("too many connections of this identity are open; use fewer", time.Second)
 	}
 	c.conns.mu.Lock()
 	defer c.conns.mu.Unlock()
-	if c.closed || !c.agent.CompareAndSwap(nil, &id) {
-		c.conns.agents.Release(id, 1)
+	if c.closed || !c.agent.CompareAndSwap(nil, id) {
+		c.conns.agents.Release(*id, 1)
 		return nil
 	}
 	c.markKnownLocked()
 	return nil
+}
+
+// chargeAddress counts the connection against the rate of its address, as one without a token. Its
+// client has not waited for a refusal: whoever does so on many connections gets no more of them.
+func (c *Conn) chargeAddress() {
+	if addr := addrOf(c.TCPConn); !c.conns.o.Proxies.Contains(addr) {
+		c.conns.rates.Charge(AddressKey(addr).String(), 1, time.Now())
+	}
 }
 
 // IsLastRequest counts a request on the connection, and reports whether the connection has to end

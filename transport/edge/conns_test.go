@@ -22,10 +22,16 @@ import (
 // one to /as/NAME authenticates as NAME.
 func connServer(t *testing.T, conns *Conns) (addr string) {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+	return serveOn(t, conns.Listener(ln, true))
+}
+
+// serveOn is connServer on a listener.
+func serveOn(t *testing.T, ln net.Listener) (addr string) {
+	t.Helper()
 	srv := NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if name, ok := strings.CutPrefix(r.URL.Path, "/as/"); ok {
 			if err := ConnOf(r).Authenticate(Identity{"t", name}); err != nil {
@@ -40,7 +46,7 @@ func connServer(t *testing.T, conns *Conns) (addr string) {
 		}
 	}), nil)
 	done := make(chan struct{})
-	go func() { defer close(done); _ = srv.Serve(conns.Listener(ln, true)) }()
+	go func() { defer close(done); _ = srv.Serve(ln) }()
 	t.Cleanup(func() { _ = srv.Close(); <-done })
 	return ln.Addr().String()
 }

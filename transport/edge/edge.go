@@ -36,7 +36,6 @@ const (
 // unacknowledged bytes reveal a stalled reader.
 func NewServer(h http.Handler, errorLog *log.Logger) *Server {
 	s := &http.Server{
-		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
@@ -45,7 +44,9 @@ func NewServer(h http.Handler, errorLog *log.Logger) *Server {
 		ConnContext:       connContext,
 	}
 	s.Protocols.SetHTTP1(true)
-	return &Server{Server: s, direct: directConns{conns: make(map[uint64]*directConn), draining: make(chan struct{})}}
+	srv := &Server{Server: s, direct: directConns{conns: make(map[uint64]*directConn), draining: make(chan struct{})}}
+	s.Handler = srv.delayRefusals(h)
+	return srv
 }
 
 // IsLoopback reports whether a host name without a port is localhost, in upper or lower case,
