@@ -214,6 +214,22 @@ func TestResolveTool(t *testing.T) {
 			t.Errorf("%s: got %s, %v", s, got, err)
 		}
 	}
+	// Kinds that show the machine go by their names, so that query stays the history's.
+	const id = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+	caps, err := json.Marshal([]manifest.Capability{manifest.Inspection(manifest.KindJournal), manifest.Inspection(manifest.KindServices), manifest.History()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inspected := serve(t, answer(200, `{"nodes":[{"node_id":"`+id+`","name":"attic","capabilities":`+string(caps)+`}]}`))
+	for word, want := range map[string]string{"journal": "sysjrnl." + id + ".journal.query", "journal.query": "sysjrnl." + id + ".journal.query",
+		"services": "syssvc." + id + ".services.list", "query": "syshist." + id + ".history.query", "history": "syshist." + id + ".history.query"} {
+		if got, err := inspected.ResolveTool(t.Context(), "attic:"+word); err != nil || got != want {
+			t.Errorf("%s: got %s, %v, want %s", word, got, err, want)
+		}
+	}
+	if _, err := inspected.ResolveTool(t.Context(), "attic:list"); !errors.Is(err, client.ErrNotFound) {
+		t.Errorf("attic:list: %v", err)
+	}
 	if _, err := c.ResolveTool(t.Context(), "cellar:echo"); !errors.Is(err, client.ErrNeverLinked) {
 		t.Errorf("got %v", err)
 	}

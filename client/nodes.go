@@ -35,19 +35,23 @@ func (n *Node) Verbs() []string {
 	return out
 }
 
-// CallVerbs are the verbs that ResolveTool takes after NODE: a capability is invoked by
-// its own name (echo), other verbs go by theirs (snapshot, subscribe).
+// CallVerbs are the words that ResolveTool takes after NODE: verbs of metrics and history go by
+// theirs (snapshot, subscribe, query), other capabilities by their own name (echo, journal).
 func (n *Node) CallVerbs() []string {
 	var out []string
 	for _, c := range n.Capabilities {
 		for _, verb := range c.Verbs {
-			if verb == manifest.VerbInvoke {
-				verb = c.CapID
-			}
-			out = append(out, verb)
+			out = append(out, callVerb(c.CapID, c.Kind, verb))
 		}
 	}
 	return out
+}
+
+func callVerb(capID, kind, verb string) string {
+	if kind == manifest.KindMetrics || kind == manifest.KindHistory {
+		return verb
+	}
+	return capID
 }
 
 // Label is what a person would type for the node: its name, or its id when it has none.
@@ -137,18 +141,14 @@ func findNode(nodes []Node, ref string) (*Node, error) {
 }
 
 // ResolveTool returns the canonical name of a tool: s itself when it is a full tool name,
-// or the tool that NODE:VERB stands for. NODE is a reference as in Client.Node. The verb
-// echo is short for the invoke of the echo capability.
+// or the tool that NODE:WORD stands for. NODE is a reference as in Client.Node. WORD is one of
+// Node.CallVerbs or Node.Verbs, or the name of a capability with one verb.
 //
 // A text without a colon is not looked up: the relay refuses a tool that it does not have.
 func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 	ref, given, ok := strings.Cut(s, ":")
 	if !ok {
 		return manifest.Canonical(s), nil
-	}
-	verb := given
-	if verb == "echo" {
-		verb = manifest.VerbInvoke
 	}
 	n, err := c.Node(ctx, ref)
 	if err != nil {
@@ -160,7 +160,9 @@ func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 			continue // a capability that only a newer client knows
 		}
 		for _, t := range tools {
-			if t.Verb.Name == verb {
+			c := t.Capability
+			if given == callVerb(c.CapID, c.Kind, t.Verb.Name) || given == c.CapID+"."+t.Verb.Name || given == c.CapID && len(c.Verbs) == 1 ||
+				given == t.Verb.Name && given == manifest.VerbInvoke {
 				return t.Canonical, nil
 			}
 		}

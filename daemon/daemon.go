@@ -157,6 +157,7 @@ func (d *Daemon) open() (err error) {
 	if d.cfg.HistoryEnabled() {
 		o.History = historySeries{d}
 	}
+	o.Inspection = d.inspection()
 	floor, err := statedir.Do(d.disk, func() (time.Time, error) { return clockFloor(d.build, filepath.Join(stateDir, enroll.FileName)), nil })
 	if err != nil {
 		floor = d.build.Time
@@ -213,7 +214,7 @@ func (d *Daemon) deviceOptions(c *config.Config, m membership) (deviceOptions, e
 		Relay: c.Text("relay"), Name: c.Text("name"), Version: d.build.Version, InstanceID: d.id.InstanceID(),
 		Interval: c.Interval(), DiskPath: c.Text("disk_path"), Synchronized: clock.NTPSynchronized, Log: d.log,
 		Token:   func() (string, error) { return d.readToken(tokenFile) },
-		OnReady: d.saveNodeID, Enabled: c.CapabilityEnabled,
+		OnReady: d.saveNodeID, Enabled: d.enabledCapabilities(c),
 	}
 	var err error
 	if k := m.keeper; k != nil {

@@ -28,6 +28,7 @@ type deviceOptions struct {
 	// Synchronized reports whether the system clock is right; nil: nobody knows.
 	Synchronized func() bool
 	Enabled      func(capID string) bool                             // which capabilities to announce; nil: all
+	Inspection   []handlers.Handler                                  // of kinds that read something of the machine
 	History      handlers.Recorded                                   // what the device records; nil: it has no history to query
 	DialSlots    chan struct{}                                       // its capacity bounds how many devices dial at a time; nil: no bound
 	Joined       bool                                                // by a credential, which the hints for a link that is down depend on
@@ -70,7 +71,7 @@ func newDevice(o deviceOptions, floor time.Time) (*device, error) {
 	if o.History != nil {
 		served = append(served, handlers.NewHistory(o.History, d.clock.NowMS))
 	}
-	d.mux, err = handlers.New(handlers.Options{}, served...)
+	d.mux, err = handlers.New(handlers.Options{}, append(served, o.Inspection...)...)
 	if err != nil {
 		return nil, err
 	}

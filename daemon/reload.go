@@ -214,7 +214,7 @@ func (d *Daemon) apply(old, c *config.Config) error {
 	if err := d.level.UnmarshalText([]byte(c.Text("log_level"))); err != nil {
 		return err
 	}
-	d.device.setEnabled(c.CapabilityEnabled)
+	d.device.setEnabled(o.Enabled)
 	if replaceLink {
 		d.warnOfConflict(m)
 		d.replaceMembership(m, o)

@@ -66,11 +66,7 @@ func (h *History) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 	if err := json.Unmarshal(args, &in); err != nil {
 		return nil, nil, err
 	}
-	limit := time.Now().Add(pageTime)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-pageReserve).Before(limit) {
-		limit = deadline.Add(-pageReserve)
-	}
-	timed, cancel := context.WithDeadline(ctx, limit)
+	timed, cancel := pageContext(ctx)
 	defer cancel()
 	p, end, err := h.newPage(timed, &in, now)
 	if err != nil {
@@ -80,6 +76,16 @@ func (h *History) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 		return nil, nil, err
 	}
 	return p.encode(in.Metrics, end), nil, nil
+}
+
+// pageContext returns ctx with the time of a page: what is not read by then is left out, so that
+// the rest can be answered.
+func pageContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	limit := time.Now().Add(pageTime)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-pageReserve).Before(limit) {
+		limit = deadline.Add(-pageReserve)
+	}
+	return context.WithDeadline(ctx, limit)
 }
 
 // historyInput is the input of query, system.history.query.input@1.0.0.

@@ -40,3 +40,8 @@ func (r *Regexp) MatchString(s string) bool { return r.compile().MatchString(s) 
 
 // FindStringSubmatch is that of regexp.Regexp.
 func (r *Regexp) FindStringSubmatch(s string) []string { return r.compile().FindStringSubmatch(s) }
+
+// FindAllStringSubmatchIndex is that of regexp.Regexp.
+func (r *Regexp) FindAllStringSubmatchIndex(s string, n int) [][]int {
+	return r.compile().FindAllStringSubmatchIndex(s, n)
+}

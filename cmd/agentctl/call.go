@@ -23,10 +23,11 @@ func newCall() *cobra.Command {
 		Short: "Call a tool of a board through the relay",
 		Long: `Call a tool of a board through the relay.
 
-TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:VERB,
-where NODE is a node's id, a unique prefix of it or its name, and VERB is one of echo,
-snapshot, subscribe and query. A value that is valid JSON is passed as JSON, anything else as a
-string. The result is JSON on stdout.
+TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:WORD,
+where NODE is a node's id, a unique prefix of it or its name, and WORD is echo, snapshot,
+subscribe, query (of the history), or another capability of the board: info, modules, processes,
+services, journal, disks, network, doctor. A value that is valid JSON is passed as JSON, anything
+else as a string. The result is JSON on stdout.
 
 A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
 the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
@@ -35,6 +36,8 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 5 when the board went offline, 1 when the connection broke.`,
 		Example: `  agentctl call attic:echo message=hello
   agentctl call attic:snapshot
+  agentctl call attic:services state=failed
+  agentctl call attic:journal unit=ssh priority=err limit=20
   agentctl call attic:subscribe interval_ms=1000 --count 5
   agentctl call attic:subscribe --backfill >> frames.ndjson
   agentctl call attic:query from_ms=1795132800000 to_ms=0 step_ms=60000 'metrics=["cpu_pct"]'

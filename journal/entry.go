@@ -1,0 +1,187 @@
+package journal
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// lineReader reads lines of any length with bounded memory.
+type lineReader struct {
+	r   *bufio.Reader
+	buf []byte // reused
+}
+
+func newLineReader(r io.Reader) *lineReader {
+	return &lineReader{r: bufio.NewReaderSize(r, 64<<10)}
+}
+
+// next returns the next line without its end; cut: it was longer than maxLine and is its begin. The
+// line is valid until the next call. The error is the reader's; a last line without an end counts.
+func (l *lineReader) next() (line []byte, cut bool, err error) {
+	l.buf = l.buf[:0]
+	for {
+		part, err := l.r.ReadSlice('\n')
+		if room := maxLine - len(l.buf); len(part) > room {
+			part, cut = part[:room], true
+		}
+		l.buf = append(l.buf, part...)
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+			continue
+		case err != nil && (len(l.buf) == 0 || !errors.Is(err, io.EOF)):
+			return nil, false, err
+		}
+		return bytes.TrimSuffix(l.buf, []byte("\n")), cut, nil
+	}
+}
+
+// entry is what the helper uses of an entry of the journal.
+type entry struct {
+	Line
+	cursor string
+}
+
+// parseEntry reads an entry in the form of `journalctl -o json`: an object whose values are strings,
+// null, arrays of byte values where a value is not UTF-8, or arrays of those where a field is there
+// several times. Of an object that is cut or damaged it keeps what comes before.
+func parseEntry(line []byte) (e entry) {
+	dec := jsontext.NewDecoder(bytes.NewBuffer(line), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	fields := map[string]string{}
+	if begin, err := dec.ReadToken(); err != nil || begin.Kind() != '{' {
+		return entry{}
+	}
+	for dec.PeekKind() == '"' {
+		token, err := dec.ReadToken()
+		if err != nil {
+			break
+		}
+		name := token.String()
+		start := dec.InputOffset()
+		value, err := dec.ReadValue()
+		if err != nil {
+			fields[name] = partialText(line[start:])
+			e.Cut = true
+			break
+		}
+		fields[name] = fieldText(value)
+	}
+	e.cursor = fields["__CURSOR"]
+	us, _ := strconv.ParseInt(fields["__REALTIME_TIMESTAMP"], 10, 64)
+	e.TSMS = min(max(us/1000, 0), maxTime)
+	e.PID, _ = strconv.Atoi(fields["_PID"])
+	e.PID = max(e.PID, 0)
+	e.Unit = fields["_SYSTEMD_UNIT"]
+	if e.PID == 1 && fields["UNIT"] != "" { // systemd about a unit
+		e.Unit = fields["UNIT"]
+	}
+	e.Unit, _ = cutText(e.Unit, 256)
+	e.Source = fields["SYSLOG_IDENTIFIER"]
+	if e.Source == "" {
+		e.Source = fields["_COMM"]
+	}
+	e.Source, _ = cutText(e.Source, 64)
+	if p, err := strconv.Atoi(fields["PRIORITY"]); err == nil && p >= 0 && p < len(priorities) {
+		e.Priority = priorities[p]
+	}
+	e.Message = fields["MESSAGE"]
+	return e
+}
+
+// fieldText returns the text of a field. Bytes that are not UTF-8 become U+FFFD; of a field that is
+// there several times, the values are lines.
+func fieldText(v jsontext.Value) string {
+	switch v.Kind() {
+	case '"':
+		text, _ := jsontext.AppendUnquote(nil, v)
+		return strings.ToValidUTF8(string(text), "\uFFFD")
+	case '[':
+		return arrayText(v)
+	}
+	return ""
+}
+
+// arrayText is fieldText of an array.
+func arrayText(v jsontext.Value) string {
+	dec := jsontext.NewDecoder(bytes.NewBuffer(v), jsontext.AllowInvalidUTF8(true))
+	_, _ = dec.ReadToken()
+	var raw []byte
+	var texts []string
+	for dec.PeekKind() != ']' {
+		item, err := dec.ReadValue()
+		if err != nil {
+			break
+		}
+		if item.Kind() == '0' {
+			b, _ := strconv.ParseUint(string(item), 10, 8)
+			raw = append(raw, byte(b))
+		} else {
+			texts = append(texts, fieldText(item.Clone()))
+		}
+	}
+	if raw != nil {
+		texts = append(texts, strings.ToValidUTF8(string(raw), "\uFFFD"))
+	}
+	return strings.Join(texts, "\n")
+}
+
+// partialText returns what a cut field begins with.
+func partialText(rest []byte) string {
+	rest = bytes.TrimLeft(rest, ": \t")
+	switch {
+	case len(rest) > 0 && rest[0] == '[':
+		return arrayText(rest)
+	case len(rest) == 0 || rest[0] != '"':
+		return ""
+	}
+	rest = rest[:min(len(rest), 8*maxMessage)]
+	// The cut may be inside an escape, of which the longest has twelve bytes, or inside a character.
+	for drop := 0; drop < 12 && drop < len(rest); drop++ {
+		quoted := append(bytes.Clone(rest[:len(rest)-drop]), '"')
+		if text, err := jsontext.AppendUnquote(nil, quoted); err == nil {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// cutText cuts a text to a number of characters, and reports whether it did.
+func cutText(s string, maxChars int) (string, bool) {
+	if len(s) <= maxChars {
+		return s, false
+	}
+	n := 0
+	for i := range s {
+		if n == maxChars {
+			return s[:i], true
+		}
+		n++
+	}
+	return s, false
+}
+
+// cutMessage cuts a message to maxMessage characters, and to half of a page as JSON.
+func cutMessage(s string) (string, bool) {
+	const perChar = 6 // bytes of the longest escape
+	if len(s)*perChar <= MaxPage/2 && len(s) <= maxMessage {
+		return s, false
+	}
+	chars, size := 0, 0
+	for i, r := range s {
+		cost := max(utf8.RuneLen(r), 1)
+		if r < ' ' || r == '"' || r == '\\' || r == 0x7f || r == '\u2028' || r == '\u2029' {
+			cost = perChar
+		}
+		if size += cost; chars == maxMessage || size > MaxPage/2 {
+			return s[:i], true
+		}
+		chars++
+	}
+	return s, false
+}
