@@ -15,6 +15,7 @@ type Ticket struct {
 	Status       string          `json:"status"`
 	Priority     string          `json:"priority"`
 	NodeID       string          `json:"node_id,omitempty"`
+	NodeName     string          `json:"node_name,omitempty"`
 	AgentID      string          `json:"agent_id,omitempty"` // the assignee
 	CreatedBy    string          `json:"created_by"`
 	CreatedAt    int64           `json:"created_at"` // milliseconds since 1970, as all times

@@ -249,6 +249,7 @@ func (r *Relay) loadPlugins() error {
 	r.builtins = make(map[string]builtinPlugin)
 	if r.pluginEnabled(PluginTickets) {
 		r.tickets = tickets.New(r.kernel, r.queue)
+		r.tickets.UseBoards(tickets.Boards{Find: fleetBoards{r}.find, Name: fleetBoards{r}.name})
 		r.tickets.FitLog(cmp.Or(r.opt.Events.MaxBytes, eventlog.DefaultMaxBytes))
 		restored, err := r.tickets.Restore(ctx, r.queue)
 		if err != nil {

@@ -73,6 +73,20 @@ func (o Object) Schema() json.RawMessage {
 	return data
 }
 
+// BriefSchema is Schema without lengths, patterns and defaults, for tools whose texts a language model
+// reads in every conversation. Check enforces them all the same, and its errors say what is allowed.
+func (o Object) BriefSchema() json.RawMessage {
+	brief := slices.Clone(o)
+	for i := range brief {
+		f := &brief[i]
+		if f.Type == String {
+			f.Max, f.Pattern = 0, nil
+		}
+		f.Default = nil
+	}
+	return brief.Schema()
+}
+
 // schema leaves "required" out when nothing is.
 func (o Object) schema() map[string]any {
 	properties := make(map[string]any, len(o))
@@ -111,7 +125,9 @@ func (f *Field) schema() map[string]any {
 			s["pattern"] = f.Pattern.String()
 		}
 	}
-	s["description"] = f.Description
+	if f.Description != "" {
+		s["description"] = f.Description
+	}
 	if f.Default != nil {
 		s["default"] = f.Default
 	}

@@ -63,3 +63,17 @@ func TestCheckRefuses(t *testing.T) {
 		}
 	}
 }
+
+// A brief schema has types, closed sets and descriptions; the check stays.
+func TestBriefSchema(t *testing.T) {
+	const want = `{"additionalProperties":false,"properties":{"config":{"type":"object"},"count":{"maximum":20,"minimum":1,"type":"integer"},` +
+		`"level":{"enum":["low","high"],"type":"string"},` +
+		`"more":{"additionalProperties":false,"properties":{"text":{"type":"string"}},"required":["text"],"type":"object"},"name":{"type":"string"},` +
+		`"order":{"items":{"pattern":"^[a-z]+$","type":"string"},"maxItems":2,"minItems":1,"type":"array"},"word":{"type":"string"}},"required":["name"],"type":"object"}`
+	if got := string(input.BriefSchema()); got != want {
+		t.Errorf("got %s", got)
+	}
+	if !strings.Contains(string(input.Schema()), `"maxLength":4`) {
+		t.Error("the brief schema changed the fields")
+	}
+}

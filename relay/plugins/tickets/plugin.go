@@ -40,6 +40,7 @@ type Plugin struct {
 	k      *kernel.Kernel
 	log    kernel.Log
 	ids    ids
+	boards Boards
 	wakeup chan struct{} // capacity 1: there may be a new earliest expiry
 
 	tickets, text atomic.Int64 // number and bytes, of all tenants
@@ -75,7 +76,7 @@ var (
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: "tickets", Version: "1.0.0", Resources: resources, MaxConcurrency: maxConcurrency, Untrusted: true}
-	for _, t := range tools() {
+	for _, t := range allTools() {
 		m.Tools = append(m.Tools, t.tool)
 	}
 	return m
@@ -83,7 +84,7 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	for _, t := range tools() {
+	for _, t := range allTools() {
 		if t.tool.Name == r.Tool {
 			return t.run(ctx, p, r)
 		}

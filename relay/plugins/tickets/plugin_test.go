@@ -430,3 +430,142 @@ func TestRestoreSkips(t *testing.T) {
 		}
 	}
 }
+
+// TestFleetTools: the merged tools do what tickets.* do, and only one of these things a call.
+func TestFleetTools(t *testing.T) {
+	d := newHarness(t)
+	d.p.UseBoards(Boards{
+		Find: func(tenant, ref string) (string, error) {
+			if tenant == "acme" && ref == "attic" {
+				return node, nil
+			}
+			return "", manifest.E(manifest.SafetyDenied, "none of your boards")
+		},
+		Name: func(tenant, id string) string { return map[string]string{"acme" + node: "attic"}[tenant+id] },
+	})
+	ann, bob := caller("acme", "ann"), caller("acme", "bob")
+	call := func(c *kernel.Caller, tool string, args object) (v struct {
+		view
+		Ticket struct {
+			Ticket
+			NodeName string `json:"node_name"`
+		}
+	}, err error) {
+		t.Helper()
+		res, err := d.k.Call(t.Context(), &kernel.Request{Caller: c, Tool: "fleet." + tool, Arguments: mustJSON(args)})
+		if err != nil {
+			return v, err
+		}
+		return v, json.Unmarshal(res.Structured, &v)
+	}
+	must := func(c *kernel.Caller, tool string, args object) (v struct {
+		view
+		Ticket struct {
+			Ticket
+			NodeName string `json:"node_name"`
+		}
+	}) {
+		t.Helper()
+		v, err := call(c, tool, args)
+		if err != nil || v.Error.Code != "" {
+			t.Fatalf("%s %v: %v %+v", tool, args, err, v.Error)
+		}
+		return v
+	}
+	newTicket := object{"title": "Disk full", "board": "attic", "priority": "high", "idempotency_key": "k"}
+	made := must(ann, "ticket", newTicket).Ticket
+	if made.NodeID != node || made.NodeName != "attic" || made.Priority != "high" || made.Status != Open || made.CreatedBy != "ann" {
+		t.Errorf("created %+v", made)
+	}
+	if again := must(ann, "ticket", newTicket).Ticket; again.ID != made.ID {
+		t.Error("the same key made another ticket")
+	}
+	must(bob, "ticket", object{"id": made.ID, "comment": "on it"})
+	must(bob, "ticket", object{"id": made.ID, "agent_id": "bob"})
+	if k := must(bob, "ticket", object{"id": made.ID, "status": "in_progress"}).Ticket; k.Version != 4 || k.AgentID != "bob" || k.Status != InProgress {
+		t.Errorf("changed to %+v", k)
+	}
+	if k := must(ann, "tickets", object{"id": made.ID}).Ticket; len(k.Comments) != 1 {
+		t.Errorf("read %+v", k)
+	}
+	asked := must(ann, "ticket", object{"title": "Reboot", "action": "reboot attic", "expires_in_s": 60}).Ticket
+	if asked.Status != Pending || asked.Approval.ExpiresAt-asked.CreatedAt > 60_000 {
+		t.Errorf("asked %+v", asked)
+	}
+	if v, _ := call(ann, "decide", object{"id": asked.ID, "decision": "approved"}); v.Error.Reason != "own_request" {
+		t.Errorf("the own request: %+v", v.Error)
+	}
+	if k := must(bob, "decide", object{"id": asked.ID, "decision": "approved"}).Ticket; k.Status != Approved || k.Approval.DecidedBy != "bob" {
+		t.Errorf("decided %+v", k)
+	}
+	for _, tt := range []struct {
+		tool string
+		args object
+		code manifest.Code
+		want string
+	}{
+		{"ticket", object{}, manifest.ManifestInvalid, "argument title: missing"},
+		{"ticket", object{"comment": "x"}, manifest.ManifestInvalid, "argument comment: needs id"},
+		{"ticket", object{"id": made.ID}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
+		{"ticket", object{"id": made.ID, "comment": "x", "status": "open"}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
+		{"ticket", object{"id": made.ID, "title": "x"}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
+		{"ticket", object{"id": asked.ID, "status": "approved"}, manifest.ManifestInvalid, "must be one of open"},
+		{"ticket", object{"title": "x", "expires_in_s": 60}, manifest.ManifestInvalid, "needs action"},
+		{"ticket", object{"title": "x", "board": "cellar"}, manifest.SafetyDenied, "none of your boards"},
+		{"tickets", object{"id": made.ID, "limit": 1}, manifest.ManifestInvalid, "argument id: without others"},
+		{"tickets", object{"board": "cellar"}, manifest.SafetyDenied, "none of your boards"},
+	} {
+		if _, err := call(ann, tt.tool, tt.args); err == nil || manifest.AsError(err).Code != tt.code || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s %v: %v, want %s", tt.tool, tt.args, err, tt.want)
+		}
+	}
+	if _, err := call(caller("other", "ann"), "tickets", object{"id": made.ID}); err == nil {
+		t.Error("another tenant reads the ticket")
+	}
+}
+
+// TestFleetPages: without a limit a page has 2 KB, and the pages have each ticket once.
+func TestFleetPages(t *testing.T) {
+	d := newHarness(t)
+	ann := caller("acme", "ann")
+	const tickets = 60
+	for i := range tickets {
+		d.create(ann, strings.Repeat("x", 1+i*3))
+	}
+	seen, cursor := 0, ""
+	for page := 0; page == 0 || cursor != ""; page++ {
+		args := object{}
+		if cursor != "" {
+			args["cursor"] = cursor
+		}
+		res, err := d.k.Call(t.Context(), &kernel.Request{Caller: ann, Tool: "fleet.tickets", Arguments: mustJSON(args)})
+		if err != nil || len(res.Structured) > 2048 {
+			t.Fatalf("page %d: %d bytes, %v", page, len(res.Structured), err)
+		}
+		var v view
+		if err := json.Unmarshal(res.Structured, &v); err != nil || len(v.Tickets) == 0 {
+			t.Fatalf("page %d: %v, %s", page, err, res.Structured)
+		}
+		seen, cursor = seen+len(v.Tickets), v.Next
+	}
+	if seen != tickets {
+		t.Errorf("%d tickets on all pages, want %d", seen, tickets)
+	}
+	res, err := d.k.Call(t.Context(), &kernel.Request{Caller: ann, Tool: "fleet.tickets", Arguments: mustJSON(object{"limit": 50})})
+	var v view
+	if err != nil || json.Unmarshal(res.Structured, &v) != nil || len(v.Tickets) != 50 || v.Next == "" {
+		t.Errorf("with a limit: %d tickets, %v", len(v.Tickets), err)
+	}
+}
+
+// TestFleetSize: the tools cost a model little.
+func TestFleetSize(t *testing.T) {
+	size := 0
+	for _, x := range fleetTools() {
+		size += len(x.tool.Name) + len(x.tool.Description) + len(x.tool.InputSchema)
+		t.Logf("%s %d %s", x.tool.Name, len(x.tool.InputSchema), x.tool.InputSchema)
+	}
+	if size > 1500 {
+		t.Errorf("%d bytes", size)
+	}
+}

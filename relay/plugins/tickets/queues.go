@@ -64,7 +64,7 @@ func (p *Plugin) Read(_ context.Context, c *kernel.Caller, uri string) ([]byte, 
 		Queue   string    `json:"queue"`
 		Total   int       `json:"total"`
 		Tickets []summary `json:"tickets"`
-	}{q.name, len(found), summaries(found[:min(len(found), maxQueue)])}
+	}{q.name, len(found), p.summaries(c.Tenant, found[:min(len(found), maxQueue)])}
 	return json.Marshal(body)
 }
 

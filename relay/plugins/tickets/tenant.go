@@ -100,12 +100,12 @@ func (t *tenant) get(id string) (*Ticket, error) {
 		}
 	}
 	// One answer for a ticket that does not exist and for one of another tenant.
-	return nil, &manifest.Error{Code: manifest.BadRequest, Message: "no ticket has this id; tickets.list shows the tickets", Reason: "not_found"}
+	return nil, &manifest.Error{Code: manifest.BadRequest, Message: "no ticket has this id; tickets.list and fleet.tickets show the tickets", Reason: "not_found"}
 }
 
 // list returns up to limit tickets with ids below before ("" for all), newest first, and
-// whether there are more. t may be nil.
-func (t *tenant) list(status Status, before string, limit int) (page []*Ticket, more bool) {
+// whether there are more; of any status and about any board if these are "". t may be nil.
+func (t *tenant) list(status Status, nodeID, before string, limit int) (page []*Ticket, more bool) {
 	if t == nil {
 		return nil, false
 	}
@@ -117,7 +117,7 @@ func (t *tenant) list(status Status, before string, limit int) (page []*Ticket, 
 	}
 	for i--; i >= 0; i-- {
 		e := t.tickets[t.order[i]]
-		if status != "" && e.Status != status {
+		if status != "" && e.Status != status || nodeID != "" && e.NodeID != nodeID {
 			continue
 		}
 		if len(page) == limit {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,11 +23,11 @@ type tool struct {
 }
 
 // Patterns of arguments. A title begins with a visible character and is one line. Ids of
-// tickets are ULIDs in upper case, ids of nodes ULIDs in lower case. An agent id may be empty.
+// tickets are ULIDs in upper case. An agent id may be empty.
 // Controls are written as escapes, since tools/list shows the patterns.
 var (
 	ulidPattern  = lazyregexp.New(`^[0-7][0-9A-HJKMNP-TV-Z]{25}$`)
-	nodePattern  = lazyregexp.New(`^[0-7][0-9a-hjkmnp-tv-z]{25}$`)
+	boardPattern = lazyregexp.New(`^[a-z0-9][a-z0-9-]*$`)
 	agentPattern = lazyregexp.New(`^([A-Za-z0-9][A-Za-z0-9._:@-]*)?$`)
 	linePattern  = lazyregexp.New(`^[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$`)
 	keyPattern   = lazyregexp.New(`^[\x21-\x7e]+$`)
@@ -51,10 +52,11 @@ func ticketField(name, description string) arguments.Field {
 	return f
 }
 
-// nodeField is an argument that is the id of a node.
-func nodeField(name, description string) arguments.Field {
-	f := textField(name, manifest.ULIDLen, nodePattern, description)
-	f.Min, f.Form, f.Example = manifest.ULIDLen, "a node id", "01jd8z3kq5e6r7t8v9w0x1y2z3"
+// boardField is an argument that names a board: its id, its name, or a start of its id that no other
+// board has.
+func boardField(name, description string) arguments.Field {
+	f := textField(name, manifest.MaxNameLen, boardPattern, description)
+	f.Form, f.Example = "the name or id of a board", "attic"
 	return f
 }
 
@@ -85,7 +87,7 @@ var (
 	createFields = arguments.Object{
 		required(textField("title", MaxTitle, linePattern, "what it is about, in one line")),
 		optionalText("body", MaxBody, nil, "everything that somebody needs to work on it"),
-		nodeField("node_id", "the device that it is about"),
+		boardField("node_id", "the board that it is about: its name, its id or the start of its id"),
 		withDefault(enumField("priority", Priorities, "how urgent it is"), "normal"),
 		{Name: "approval", Type: arguments.Map,
 			Description: "asks for an approval: the ticket is pending until somebody else than its creator approves or rejects it, or it expires",
@@ -98,6 +100,7 @@ var (
 	}
 	listFields = arguments.Object{
 		enumField("status", Statuses, "only tickets of this status"),
+		boardField("node_id", "only tickets about this board"),
 		{Name: "limit", Description: "tickets in one answer", Type: arguments.Integer, Min: 1, Max: 100, Default: 50},
 		ticketField("cursor", "next_cursor of the answer before"),
 	}
@@ -126,6 +129,9 @@ var tools = sync.OnceValue(func() []tool {
 			manifest.ScopeTicketsWrite, moveFields, `"ticket":`+summarySchema, transition),
 	}
 })
+
+// allTools are those, and the ones for the toolset fleet.
+var allTools = sync.OnceValue(func() []tool { return append(slices.Clone(tools()), fleetTools()...) })
 
 // words converts a closed set to the strings of a schema.
 func words[T ~string](set []T) (list []string) {
@@ -158,7 +164,7 @@ const (
 		`"retry_after_ms":{"type":"integer"},"trace_id":{"type":"string"}},"required":["code","message"]}`
 
 	summaryProps = `"id":{"type":"string"},"title":{"type":"string"},"status":{"type":"string"},"priority":{"type":"string"},` +
-		`"node_id":{"type":"string"},"agent_id":{"type":"string"},"created_by":{"type":"string"},` +
+		`"node_id":{"type":"string"},"node_name":{"type":"string","description":"the board's name, if it has one"},"agent_id":{"type":"string"},"created_by":{"type":"string"},` +
 		`"created_at":{"type":"integer","description":"milliseconds since 1970"},"updated_at":{"type":"integer"},` +
 		`"version":{"type":"integer"},"comment_count":{"type":"integer"},` +
 		`"approval":{"type":"object","properties":{"action":{"type":"string"},"expires_at":{"type":"integer"},` +
@@ -179,20 +185,21 @@ type summary struct {
 	*Ticket
 	Body         string    `json:"body,omitempty"`
 	Comments     []Comment `json:"comments,omitempty"`
+	NodeName     string    `json:"node_name,omitempty"` // of NodeID, by now; the board may have proposed it
 	CommentCount int       `json:"comment_count"`
 	Allowed      []Status  `json:"allowed"` // statuses that it may change to
 }
 
 // summarize returns a ticket as lists and changes show it.
-func summarize(k *Ticket) summary {
-	return summary{Ticket: k, CommentCount: len(k.Comments), Allowed: k.Status.Next()}
+func (p *Plugin) summarize(tenant string, k *Ticket) summary {
+	return summary{Ticket: k, NodeName: p.boardName(tenant, k.NodeID), CommentCount: len(k.Comments), Allowed: k.Status.Next()}
 }
 
 // summaries returns an empty list for none, and not nil, which would be null in JSON.
-func summaries(list []*Ticket) []summary {
+func (p *Plugin) summaries(tenant string, list []*Ticket) []summary {
 	s := make([]summary, len(list))
 	for i, k := range list {
-		s[i] = summarize(k)
+		s[i] = p.summarize(tenant, k)
 	}
 	return s
 }
@@ -207,12 +214,12 @@ func answer(v any) (*kernel.Result, error) {
 func answerTicket(s summary) (*kernel.Result, error) { return answer(map[string]summary{"ticket": s}) }
 
 // answer answers with a ticket as it is now.
-func (t *tenant) answer(id string) (*kernel.Result, error) {
+func (p *Plugin) answer(t *tenant, id string) (*kernel.Result, error) {
 	k, err := t.get(id)
 	if err != nil {
 		return nil, err
 	}
-	return answerTicket(summarize(k))
+	return answerTicket(p.summarize(t.name, k))
 }
 
 // refusal is an error with the ticket's status and the statuses that are allowed instead, which
@@ -280,6 +287,10 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	if t == nil {
 		return nil, errFull("this relay keeps tickets of as many tenants as it can")
 	}
+	var err error
+	if a.NodeID, err = p.findBoard(r.Caller.Tenant, a.NodeID); err != nil {
+		return nil, err
+	}
 	pl := a.payload(r)
 	if err := p.acquire(ctx, t); err != nil {
 		return nil, err
@@ -289,7 +300,7 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 		if !k.isResultOf(&pl) {
 			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "another ticket was created with this idempotency_key; use a new one", Reason: "key_reused"}
 		}
-		return answerTicket(summarize(k))
+		return answerTicket(p.summarize(t.name, k))
 	}
 	if t.unfinished() >= MaxUnfinished {
 		return nil, errFull("there are %d unfinished tickets; close some", MaxUnfinished)
@@ -308,7 +319,7 @@ func create(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, 
 	if pl.Action != "" {
 		p.wakeRun()
 	}
-	return t.answer(id)
+	return p.answer(t, id)
 }
 
 // dropsForText selects the finished tickets to drop for `text` more bytes. It never selects
@@ -352,7 +363,7 @@ func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error
 	if err != nil {
 		return nil, err
 	}
-	s := summarize(k)
+	s := p.summarize(r.Caller.Tenant, k)
 	s.Body, s.Comments = k.Body, k.Comments
 	return answerTicket(s)
 }
@@ -361,14 +372,24 @@ func get(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error
 func list(_ context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct {
 		Status Status
+		NodeID string `json:"node_id"`
 		Limit  int
 		Cursor string
 	}](r)
-	page, more := p.tenant(r.Caller.Tenant, false).list(a.Status, a.Cursor, cmp.Or(a.Limit, 50))
+	nodeID, err := p.findBoard(r.Caller.Tenant, a.NodeID)
+	if err != nil {
+		return nil, err
+	}
+	page, more := p.tenant(r.Caller.Tenant, false).list(a.Status, nodeID, a.Cursor, cmp.Or(a.Limit, 50))
+	return answerList(p.summaries(r.Caller.Tenant, page), more)
+}
+
+// answerList answers with a page of tickets.
+func answerList(page []summary, more bool) (*kernel.Result, error) {
 	body := struct {
 		Tickets []summary `json:"tickets"`
 		Next    string    `json:"next_cursor,omitempty"`
-	}{Tickets: summaries(page)}
+	}{Tickets: page}
 	if more {
 		body.Next = page[len(page)-1].ID
 	}
@@ -395,7 +416,7 @@ func changeTicket(ctx context.Context, p *Plugin, r *kernel.Request, id string, 
 	if res != nil || err != nil {
 		return res, err
 	}
-	return t.answer(id)
+	return p.answer(t, id)
 }
 
 // comment answers tickets.comment. Numbers of comments are not reused.
