@@ -74,11 +74,15 @@ func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	for i := range boards {
 		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: whyNot(&boards[i]), seen: make([]observed, len(list))})
 	}
-	ctx, w.cancel = context.WithCancel(ctx)
+	// The watch ends with ctx, but not at its deadline, which is that of a call without a stream.
+	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	w.cancel = cancel
+	unlink := context.AfterFunc(ctx, cancel)
 	go func() {
 		defer close(w.done)
 		defer release()
-		w.run(ctx)
+		defer unlink()
+		w.run(watching)
 	}()
 	return &kernel.Result{Stream: w}, nil
 }
