@@ -20,11 +20,16 @@ import (
 // The steps are those of a durable rename: write and sync a temporary file in the same
 // directory, rename it, sync the directory. Before the rename a failure, for instance of a full
 // disk, leaves the directory as it was.
-func Replace(path string, data []byte) error { return write(path, data, os.Rename) }
+func Replace(path string, data []byte) error { return write(path, data, 0o600, os.Rename) }
+
+// ReplaceMode is Replace with other permission bits.
+func ReplaceMode(path string, data []byte, mode fs.FileMode) error {
+	return write(path, data, mode, os.Rename)
+}
 
 // Create is Replace for a file that must not exist: the error is fs.ErrExist where it does.
 func Create(path string, data []byte) error {
-	return write(path, data, func(temporary, path string) error {
+	return write(path, data, 0o600, func(temporary, path string) error {
 		err := os.Link(temporary, path)
 		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS) {
 			// A filesystem without hard links, such as that of a memory stick.
@@ -39,7 +44,7 @@ func Create(path string, data []byte) error {
 }
 
 // write writes a temporary file and calls place to give it its name.
-func write(path string, data []byte, place func(temporary, path string) error) (err error) {
+func write(path string, data []byte, mode fs.FileMode, place func(temporary, path string) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600
 	if err != nil {
@@ -53,6 +58,9 @@ func write(path string, data []byte, place func(temporary, path string) error) (
 	_, err = f.Write(data)
 	if err == nil {
 		err = ownLike(f, dir)
+	}
+	if err == nil && mode != 0o600 { // after the owner, whose change clears bits
+		err = f.Chmod(mode)
 	}
 	if err == nil {
 		err = f.Sync()

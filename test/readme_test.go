@@ -28,7 +28,7 @@ func TestReadme(t *testing.T) {
 		t.Fatal(err)
 	}
 	help := make(map[string]string)
-	groups := map[string]bool{"relay": true, "token": true, "config": true, "tickets": true, "events": true, "plugin": true, "node": true, "keys": true, "context": true} // of commands
+	groups := map[string]bool{"relay": true, "token": true, "config": true, "tickets": true, "events": true, "plugin": true, "node": true, "keys": true, "context": true, "mcp": true} // of commands
 	commands := 0
 	for _, page := range pages {
 		b, err := os.ReadFile(page)

@@ -26,7 +26,8 @@ const defaultRelay = "http://127.0.0.1:8460"
 // its file, because arguments and most environments are visible to other processes.
 type relayFlags struct {
 	relay, tokenFile, caFile, caSHA256 string
-	forMCP                             bool // MCP_TOKEN counts as a token too
+	contextName                        string // of --context, which only the commands of mcp have
+	forMCP                             bool   // MCP_TOKEN counts as a token too
 	set                                *pflag.FlagSet
 }
 
@@ -36,6 +37,9 @@ func (f *relayFlags) flags(c *cobra.Command) {
 	f.set.StringVar(&f.tokenFile, "token-file", env("AGENTCTL_TOKEN_FILE", ""), "`FILE` with an agent token [AGENTCTL_TOKEN_FILE]")
 	f.set.StringVar(&f.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the relay's certificate [AGENTCTL_CA_FILE]")
 	f.set.StringVar(&f.caSHA256, "ca-sha256", env("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, as invites have it, in `HEX` [AGENTCTL_CA_SHA256]")
+	if f.forMCP {
+		f.set.StringVar(&f.contextName, "context", "", "`NAME` of a context of 'agentctl login' (default: the current one) [AGENTCTL_CONTEXT]")
+	}
 }
 
 // context opens the context that the command uses; nil for none. A relay or a token that is
@@ -43,14 +47,20 @@ func (f *relayFlags) flags(c *cobra.Command) {
 // of a context that somebody has forgotten about.
 func (f *relayFlags) context() (*login.Context, error) {
 	for _, name := range []string{"relay", "token-file"} {
+		if f.set.Changed(name) && f.contextName != "" {
+			return nil, exit(exitUsage, "--context has a relay and a token of its own; leave --%s", name)
+		}
 		if f.set.Changed(name) {
 			return nil, nil
 		}
 	}
-	if os.Getenv("AGENTCTL_RELAY")+os.Getenv("AGENTCTL_TOKEN_FILE") != "" || f.forMCP && os.Getenv("MCP_TOKEN") != "" {
-		return nil, nil
+	name := f.contextName
+	if name == "" {
+		if os.Getenv("AGENTCTL_RELAY")+os.Getenv("AGENTCTL_TOKEN_FILE") != "" || f.forMCP && os.Getenv("MCP_TOKEN") != "" {
+			return nil, nil
+		}
+		name = os.Getenv("AGENTCTL_CONTEXT")
 	}
-	name := os.Getenv("AGENTCTL_CONTEXT")
 	c, err := contextStore().Open(name)
 	switch {
 	case name == "" && errors.Is(err, login.ErrNoContext):

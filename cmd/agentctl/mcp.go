@@ -27,7 +27,8 @@ func newMCP() *cobra.Command {
 
 It is a bridge to the relay's /mcp: the client sees what the relay offers to the token.
 The token comes from --token-file, else from the environment variable MCP_TOKEN, else from the
-context of 'agentctl login', which is refreshed as long as the bridge runs.
+context of 'agentctl login', which is refreshed as long as the bridge runs. It lists the tools of
+the toolset fleet, a few for any number of boards, unless --toolset says otherwise.
 
 With --local it needs no relay and serves this board through the daemon's control socket.
 MCP_AGENT_ID then names the agent.
@@ -36,7 +37,7 @@ Tool names have _ in place of dots, because some clients reject dots; --names do
 dots.`,
 		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
   agentctl mcp --local
-  claude mcp add agentctl -- agentctl mcp        after agentctl login`,
+  agentctl mcp connect claude-code        writes the client's file; after agentctl login`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := newLogger(logLevel)
 			if err != nil {
@@ -85,10 +86,14 @@ dots.`,
 	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
 	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
 	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
-	f.StringVar(&toolset, "toolset", "", "`NAME` of the toolset to list: fleet, boards or all; more plugins after commas (default: the relay's)")
+	f.StringVar(&toolset, "toolset", client.FleetToolset, toolsetUsage)
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	c.AddCommand(newMCPConnect(), newMCPDisconnect(), newMCPConfig())
 	return c
 }
+
+// toolsetUsage describes --toolset.
+const toolsetUsage = "list the tools of toolset `NAME`: fleet, boards or all; plugins can be added after commas"
 
 // newToken is what a request carries: the token of the file, read anew since it may be renewed,
 // else that of the environment.

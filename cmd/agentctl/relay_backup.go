@@ -3,10 +3,8 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -116,19 +114,6 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 	c.Flags().StringVar(&loss, "accept-loss", "", "go on without `STORE`: relay.db, events.db or relay.json")
 	out.flags(c)
 	return c
-}
-
-// confirm asks on a terminal. Elsewhere it refuses, and names the flag.
-func confirm(cmd *cobra.Command, question string) error {
-	if !term.IsTerminal(os.Stdin) {
-		return exit(exitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)
-	}
-	fmt.Fprint(cmd.ErrOrStderr(), question+" [y/N] ")
-	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
-	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
-		return nil
-	}
-	return exit(exitFailure, "nothing was changed")
 }
 
 // explainRestore adds the next step to an error of a restore.

@@ -1,0 +1,160 @@
+// Package clientconfig adds agentctl to the configuration files of MCP clients, and removes it.
+//
+//	c, err := clientconfig.Find("cursor")
+//	path, err := c.Path(clientconfig.ThisSystem())
+//	f, err := clientconfig.Read(path)
+//	after, err := c.Connect(f.Data, server)
+//	fmt.Print(f.Diff(after))
+//	backup, err := f.Write(after)
+//
+// Edits keep the rest of a file byte for byte, comments and order included. An edit that would
+// change the meaning of anything but the entry is refused.
+package clientconfig
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// EntryName is the name of the server in every client's file.
+const EntryName = "agentctl"
+
+// Server is what a client connects to: a program that it starts, or a URL.
+type Server struct {
+	Command string   // absolute path of the program
+	Args    []string // of the program
+	Env     []EnvVar // that the program needs and some clients do not pass on; not for secrets
+
+	URL      string // in place of Command: the relay's MCP endpoint
+	TokenEnv string // with URL: the client's environment variable that holds the token
+}
+
+// EnvVar is a variable of the environment.
+type EnvVar struct{ Name, Value string }
+
+// Errors of edits, which callers test with errors.Is.
+var (
+	// ErrNoHTTP reports a client that cannot take a header from its environment: it would need
+	// the token in its file.
+	ErrNoHTTP = errors.New("the client cannot take the token of an HTTP server from its environment")
+	// ErrSyntax reports a file that is not of the client's format.
+	ErrSyntax = errors.New("the file is damaged")
+	// ErrShape reports a file of the right format whose entries are not where the client
+	// documents them, or in a form that cannot be edited without rewriting it.
+	ErrShape = errors.New("the file has another structure than the client documents")
+)
+
+// format is the syntax of a client's file.
+type format int
+
+const (
+	formatJSON format = iota // with or without comments
+	formatTOML
+	formatYAML // printed only
+)
+
+// field is a key of an entry. value is a string, a bool, an int, a []string or a []EnvVar.
+type field struct {
+	key   string
+	value any
+}
+
+// Client is an MCP client whose file is known.
+type Client struct {
+	Name     string // as typed on the command line
+	Title    string // as its makers write it
+	Writable bool   // Connect and Disconnect are supported; Snippet always is
+	Restart  string // what makes the client read the file, for people
+
+	format    format
+	container string // the key that holds all servers
+	path      func(System) string
+	stdio     func(Server) []field
+	http      func(Server) []field // nil: ErrNoHTTP
+	owned     []string             // keys of an entry that Connect sets or removes; others are the user's
+}
+
+// UnknownError reports a name that is not one of a client.
+type UnknownError struct{ Name string }
+
+func (e *UnknownError) Error() string {
+	return fmt.Sprintf("not a known client: %.40q (one of %s)", e.Name, strings.Join(Names(false), ", "))
+}
+
+// Find returns the client with a name.
+func Find(name string) (*Client, error) {
+	if i := slices.IndexFunc(clients, func(c *Client) bool { return c.Name == name }); i >= 0 {
+		return clients[i], nil
+	}
+	return nil, &UnknownError{name}
+}
+
+// Names returns the names of the clients, or only of those that are writable.
+func Names(writable bool) []string {
+	var names []string
+	for _, c := range clients {
+		if c.Writable || !writable {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}
+
+// Path returns where the client of a user has its file, whether it exists or not. An error
+// reports a system that names no home directory.
+func (c *Client) Path(s System) (string, error) {
+	if s.Home == "" {
+		return "", errors.New("the environment names no home directory")
+	}
+	return c.path(s), nil
+}
+
+// entry returns the fields of the entry in the client's file.
+func (c *Client) entry(s Server) ([]field, error) {
+	switch {
+	case s.URL == "":
+		return c.stdio(s), nil
+	case c.http == nil:
+		return nil, ErrNoHTTP
+	}
+	return c.http(s), nil
+}
+
+// Snippet returns a file that has nothing but the entry.
+func (c *Client) Snippet(s Server) ([]byte, error) {
+	entry, err := c.entry(s)
+	if err != nil {
+		return nil, err
+	}
+	switch c.format {
+	case formatTOML:
+		return setTOML(nil, c.container, entry, c.owned)
+	case formatYAML:
+		return yamlSnippet(c.container, entry)
+	}
+	return setJSON(nil, c.container, entry, c.owned)
+}
+
+// Connect returns the file's content with the entry for a server; data is nil for a file that
+// does not exist. Data itself is returned when the file has the entry. Keys that the user added
+// to an existing entry stay.
+func (c *Client) Connect(data []byte, s Server) ([]byte, error) {
+	entry, err := c.entry(s)
+	if err != nil {
+		return nil, err
+	}
+	if c.format == formatTOML {
+		return setTOML(data, c.container, entry, c.owned)
+	}
+	return setJSON(data, c.container, entry, c.owned)
+}
+
+// Disconnect returns the file's content without the entry, and data itself if there is none.
+func (c *Client) Disconnect(data []byte) ([]byte, error) {
+	if c.format == formatTOML {
+		return removeTOML(data, c.container)
+	}
+	return removeJSON(data, c.container)
+}

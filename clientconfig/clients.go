@@ -1,0 +1,148 @@
+package clientconfig
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+// System is what the places of files depend on.
+type System struct {
+	OS     string // runtime.GOOS
+	Home   string
+	Getenv func(string) string
+}
+
+// ThisSystem returns the system of this process.
+func ThisSystem() System {
+	home, _ := os.UserHomeDir()
+	return System{OS: runtime.GOOS, Home: home, Getenv: os.Getenv}
+}
+
+// env returns an absolute path that a variable holds, else a path below the home directory.
+func (s System) env(name string, below ...string) string {
+	if d := s.Getenv(name); filepath.IsAbs(d) {
+		return d
+	}
+	return filepath.Join(append([]string{s.Home}, below...)...)
+}
+
+// config returns the directory of applications' configuration: Application Support on macOS,
+// APPDATA on Windows, and XDG_CONFIG_HOME elsewhere.
+func (s System) config(below ...string) string {
+	var dir string
+	switch s.OS {
+	case "darwin":
+		dir = filepath.Join(s.Home, "Library", "Application Support")
+	case "windows":
+		dir = s.env("APPDATA", "AppData", "Roaming")
+	default:
+		dir = s.env("XDG_CONFIG_HOME", ".config")
+	}
+	return filepath.Join(append([]string{dir}, below...)...)
+}
+
+// xdgOrAppData is for programs that use ~/.config on macOS as well.
+func (s System) xdgOrAppData(unix, windows []string) string {
+	if s.OS == "windows" {
+		return s.config(windows...)
+	}
+	return filepath.Join(append([]string{s.env("XDG_CONFIG_HOME", ".config")}, unix...)...)
+}
+
+// home returns a function for a path below the home directory, which is the same on every system.
+func home(below ...string) func(System) string {
+	return func(s System) string { return filepath.Join(append([]string{s.Home}, below...)...) }
+}
+
+const nextStart = "restart it"
+
+// mcpServers is the key that most clients use.
+const mcpServers = "mcpServers"
+
+// clients lists the clients in the order in which they are shown. The files and their forms are
+// those of the clients' documentation; docs/clients.md names the pages.
+var clients = []*Client{
+	{
+		Name: "claude-code", Title: "Claude Code", Writable: true, Restart: "start a new session",
+		container: mcpServers,
+		path: func(s System) string {
+			return filepath.Join(s.env("CLAUDE_CONFIG_DIR"), ".claude.json")
+		},
+		stdio: withType("stdio", stdioFields),
+		http:  withType("http", headerFields("url", "${%s}")),
+		owned: []string{"type", "command", "args", "url", "headers"},
+	},
+	{
+		Name: "claude-desktop", Title: "Claude Desktop", Writable: true, Restart: nextStart,
+		container: mcpServers,
+		path:      func(s System) string { return s.config("Claude", "claude_desktop_config.json") },
+		stdio:     stdioFields,
+		owned:     []string{"command", "args"},
+	},
+	{
+		Name: "cursor", Title: "Cursor", Writable: true, Restart: nextStart,
+		container: mcpServers,
+		path:      home(".cursor", "mcp.json"),
+		stdio:     stdioFields,
+		http:      headerFields("url", "${env:%s}"),
+		owned:     []string{"type", "command", "args", "url", "headers"},
+	},
+	{
+		Name: "vscode", Title: "VS Code", Writable: true, Restart: "start the server in its MCP view",
+		container: "servers",
+		path:      func(s System) string { return s.config("Code", "User", "mcp.json") },
+		stdio:     withType("stdio", stdioFields),
+		http:      withType("http", headerFields("url", "${env:%s}")),
+		owned:     []string{"type", "command", "args", "url", "headers"},
+	},
+	{
+		Name: "gemini", Title: "Gemini CLI", Writable: true, Restart: "start a new session",
+		container: mcpServers,
+		path: func(s System) string {
+			return filepath.Join(s.env("GEMINI_CLI_HOME"), ".gemini", "settings.json")
+		},
+		stdio: stdioFields,
+		http:  headerFields("httpUrl", "${%s}"),
+		owned: []string{"type", "command", "args", "url", "httpUrl", "headers"},
+	},
+	{
+		Name: "codex", Title: "Codex", Writable: true, Restart: "start a new session",
+		format: formatTOML, container: "mcp_servers",
+		path:  func(s System) string { return filepath.Join(s.env("CODEX_HOME", ".codex"), "config.toml") },
+		stdio: stdioFields,
+		http: func(s Server) []field {
+			return []field{{"url", s.URL}, {"bearer_token_env_var", s.TokenEnv}}
+		},
+		owned: []string{"command", "args", "url", "bearer_token_env_var", "http_headers", "env_http_headers"},
+	},
+	{
+		Name: "zed", Title: "Zed", Restart: "nothing: it reads the file again",
+		container: "context_servers",
+		path: func(s System) string {
+			return s.xdgOrAppData([]string{"zed", "settings.json"}, []string{"Zed", "settings.json"})
+		},
+		stdio: func(s Server) []field { return append([]field{{"source", "custom"}}, stdioFields(s)...) },
+	},
+	{
+		Name: "windsurf", Title: "Windsurf", Restart: "refresh its MCP servers",
+		container: mcpServers,
+		path:      home(".codeium", "windsurf", "mcp_config.json"),
+		stdio:     stdioFields,
+		http:      headerFields("serverUrl", "${env:%s}"),
+	},
+	{
+		Name: "goose", Title: "goose", Restart: "start a new session",
+		format: formatYAML, container: "extensions",
+		path: func(s System) string {
+			return s.xdgOrAppData([]string{"goose", "config.yaml"}, []string{"Block", "goose", "config", "config.yaml"})
+		},
+		stdio: gooseFields,
+	},
+	{
+		Name: "lmstudio", Title: "LM Studio", Restart: "nothing: it reads the file again",
+		container: mcpServers,
+		path:      home(".lmstudio", "mcp.json"),
+		stdio:     stdioFields,
+	},
+}

@@ -1,0 +1,47 @@
+package clientconfig
+
+import "fmt"
+
+// stdioFields is the entry of a program, as most clients have it.
+func stdioFields(s Server) []field {
+	fields := []field{{"command", s.Command}, {"args", s.Args}}
+	if len(s.Env) > 0 {
+		fields = append(fields, field{"env", s.Env})
+	}
+	return fields
+}
+
+// headerFields returns the entry of a URL whose Authorization header takes the token from the
+// client's environment. variable is how the client writes a variable, with %s for its name.
+func headerFields(urlKey, variable string) func(Server) []field {
+	return func(s Server) []field {
+		header := EnvVar{"Authorization", "Bearer " + fmt.Sprintf(variable, s.TokenEnv)}
+		return []field{{urlKey, s.URL}, {"headers", []EnvVar{header}}}
+	}
+}
+
+// withType puts a field "type" before the others.
+func withType(name string, fields func(Server) []field) func(Server) []field {
+	return func(s Server) []field { return append([]field{{"type", name}}, fields(s)...) }
+}
+
+// gooseTimeout is how long goose waits for a tool, seconds: its own default.
+const gooseTimeout = 300
+
+func gooseFields(s Server) []field {
+	fields := []field{{"enabled", true}, {"type", "stdio"}, {"name", EntryName},
+		{"description", "Boards and their relay"}, {"cmd", s.Command}, {"args", s.Args}, {"timeout", gooseTimeout}}
+	if len(s.Env) > 0 {
+		fields = append(fields, field{"envs", s.Env})
+	}
+	return fields
+}
+
+// keys returns the keys of an entry.
+func keys(entry []field) []string {
+	list := make([]string, len(entry))
+	for i, f := range entry {
+		list[i] = f.key
+	}
+	return list
+}

@@ -1,0 +1,275 @@
+package clientconfig
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+)
+
+// expr is a table header or a key with its value in a TOML file, with the lines it takes.
+type expr struct {
+	kind       unstable.Kind
+	table, key []string // of the table it is in, and its own; of a header: table only
+	start, end int      // offsets; whole lines
+}
+
+// scanTOML lists the expressions of a file.
+func scanTOML(data []byte) ([]expr, error) {
+	var p unstable.Parser
+	p.Reset(data)
+	var list []expr
+	var table []string
+	for p.NextExpression() {
+		n := p.Expression()
+		var path []string
+		first, last := -1, 0
+		for it := n.Key(); it.Next(); {
+			k := it.Node()
+			path = append(path, string(k.Data))
+			if first < 0 {
+				first = int(k.Raw.Offset)
+			}
+			last = int(k.Raw.Offset + k.Raw.Length)
+		}
+		e := expr{kind: n.Kind, start: bytes.LastIndexByte(data[:first], '\n') + 1}
+		if n.Kind == unstable.KeyValue {
+			e.table, e.key, last = table, path, int(n.Raw.Offset+n.Raw.Length)
+		} else {
+			table, e.table = path, path
+		}
+		e.end = len(data)
+		if i := bytes.IndexByte(data[last:], '\n'); i >= 0 {
+			e.end = last + i + 1
+		}
+		list = append(list, e)
+	}
+	return list, p.Error()
+}
+
+// tomlFile is a TOML file that is edited in place: lines are removed and added.
+type tomlFile struct {
+	data   []byte
+	before map[string]any
+	exprs  []expr
+	eol    string
+	path   []string // of the entry
+}
+
+func parseTOML(data []byte, container string) (*tomlFile, error) {
+	f := &tomlFile{data: data, eol: "\n", path: []string{container, EntryName}}
+	if bytes.Contains(data, []byte("\r\n")) {
+		f.eol = "\r\n"
+	}
+	if bytes.HasPrefix(data, bom) {
+		return nil, fmt.Errorf("%w: it begins with a byte order mark, which TOML does not allow", ErrSyntax)
+	}
+	if err := toml.Unmarshal(data, &f.before); err != nil {
+		where := ""
+		if at := new(toml.DecodeError); errors.As(err, &at) {
+			line, column := at.Position()
+			where = fmt.Sprintf(" (line %d, column %d)", line, column)
+		}
+		return nil, fmt.Errorf("%w: not TOML: %w%s", ErrSyntax, err, where)
+	}
+	var err error
+	if f.exprs, err = scanTOML(data); err != nil {
+		return nil, fmt.Errorf("%w: not TOML: %w", ErrSyntax, err)
+	}
+	// Only the documented form, a table [container.agentctl], can be edited by lines.
+	for _, e := range f.exprs {
+		full := append(slices.Clone(e.table), e.key...)
+		inEntry := len(full) >= 2 && slices.Equal(full[:2], f.path)
+		switch {
+		case e.kind == unstable.ArrayTable && (full[0] == container && len(full) == 1 || inEntry && len(full) == 2),
+			e.kind == unstable.KeyValue && len(full) == 1 && full[0] == container,
+			e.kind == unstable.KeyValue && inEntry && len(e.table) < 2:
+			return nil, fmt.Errorf("%w: %s is not written as a table [%s]", ErrShape, EntryName, strings.Join(f.path, "."))
+		}
+	}
+	return f, nil
+}
+
+// isEntry reports whether an expression belongs to the entry, its subtables included.
+func (f *tomlFile) isEntry(e expr) bool {
+	return len(e.table) >= 2 && slices.Equal(e.table[:2], f.path)
+}
+
+// ownKey returns the key of the entry that an expression sets; "" for the header.
+func (f *tomlFile) ownKey(e expr) string {
+	if full := append(slices.Clone(e.table), e.key...); len(full) > 2 {
+		return full[2]
+	}
+	return ""
+}
+
+func (f *tomlFile) lines(entry []field) string {
+	var b strings.Builder
+	for _, e := range entry {
+		b.WriteString(e.key + " = " + formatTOMLValue(e.value) + f.eol)
+	}
+	return b.String()
+}
+
+func formatTOMLValue(value any) string {
+	switch v := value.(type) {
+	case []string:
+		items := make([]string, len(v))
+		for i, s := range v {
+			items[i] = quoteTOML(s)
+		}
+		return "[" + strings.Join(items, ", ") + "]"
+	case []EnvVar:
+		items := make([]string, len(v))
+		for i, e := range v {
+			items[i] = e.Name + " = " + quoteTOML(e.Value)
+		}
+		return "{ " + strings.Join(items, ", ") + " }"
+	}
+	return quoteTOML(value.(string))
+}
+
+// quoteTOML returns a literal string where that is possible: paths of Windows have backslashes.
+func quoteTOML(s string) string {
+	isControl := func(r rune) bool { return r < ' ' || r == 0x7f }
+	if strings.Contains(s, `\`) && !strings.ContainsAny(s, "'") && !strings.ContainsFunc(s, isControl) {
+		return "'" + s + "'"
+	}
+	var b strings.Builder
+	b.WriteByte('"')
+	for _, r := range s {
+		switch {
+		case r == '"' || r == '\\':
+			b.WriteString(`\` + string(r))
+		case isControl(r):
+			fmt.Fprintf(&b, `\u%04X`, r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String() + `"`
+}
+
+// setTOML is setJSON for TOML.
+func setTOML(data []byte, container string, entry []field, owned []string) ([]byte, error) {
+	f, err := parseTOML(data, container)
+	if err != nil {
+		return nil, err
+	}
+	if isSet, err := f.has(entry, owned); isSet || err != nil {
+		return data, err
+	}
+	drop := append(keys(entry), owned...)
+	var out bytes.Buffer
+	at, hasHeader := 0, false
+	for _, e := range f.exprs {
+		if !f.isEntry(e) {
+			continue
+		}
+		switch key := f.ownKey(e); {
+		case key == "":
+			hasHeader = true
+			out.Write(data[at:e.end])
+			if !bytes.HasSuffix(data[:e.end], []byte("\n")) {
+				out.WriteString(f.eol)
+			}
+			out.WriteString(f.lines(entry))
+			at = e.end
+		case slices.Contains(drop, key):
+			out.Write(data[at:max(at, startOf(data, e))])
+			at = e.end
+		}
+	}
+	out.Write(data[at:])
+	if !hasHeader {
+		if b := out.Bytes(); len(b) > 0 && b[len(b)-1] != '\n' {
+			out.WriteString(f.eol)
+		}
+		if out.Len() > 0 {
+			out.WriteString(f.eol)
+		}
+		out.WriteString("[" + strings.Join(f.path, ".") + "]" + f.eol + f.lines(entry))
+	}
+	return f.finish(out.Bytes())
+}
+
+// has reports whether the file has the entry, and none of the other owned keys in it.
+func (f *tomlFile) has(entry []field, owned []string) (bool, error) {
+	servers, _ := f.before[f.path[0]].(map[string]any)
+	existing, ok := servers[EntryName].(map[string]any)
+	if !ok {
+		return false, nil
+	}
+	for _, key := range owned {
+		if _, ok := existing[key]; ok && !slices.Contains(keys(entry), key) {
+			return false, nil
+		}
+	}
+	var want map[string]any
+	if err := toml.Unmarshal([]byte(f.lines(entry)), &want); err != nil {
+		return false, err
+	}
+	for key, value := range want {
+		if !equalTOML(existing[key], value) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// equalTOML compares values as text, since NaN differs from itself.
+func equalTOML(a, b any) bool {
+	x, errX := toml.Marshal(map[string]any{"v": a})
+	y, errY := toml.Marshal(map[string]any{"v": b})
+	return errX == nil && errY == nil && bytes.Equal(x, y)
+}
+
+// removeTOML is removeJSON for TOML. A blank line above a table of the entry goes with it.
+func removeTOML(data []byte, container string) ([]byte, error) {
+	f, err := parseTOML(data, container)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	at := 0
+	for _, e := range f.exprs {
+		if !f.isEntry(e) {
+			continue
+		}
+		out.Write(data[at:max(at, startOf(data, e))])
+		at = e.end
+	}
+	if at == 0 {
+		return data, nil
+	}
+	out.Write(data[at:])
+	return f.finish(out.Bytes())
+}
+
+// startOf returns where an expression begins: of a header, with a blank line above it.
+func startOf(data []byte, e expr) int {
+	if e.kind == unstable.KeyValue || e.start == 0 {
+		return e.start
+	}
+	previous := bytes.LastIndexByte(data[:e.start-1], '\n') + 1
+	if len(bytes.TrimSpace(data[previous:e.start])) == 0 {
+		return previous
+	}
+	return e.start
+}
+
+// finish returns the edited text, after a check that nothing but the entry has changed.
+func (f *tomlFile) finish(text []byte) ([]byte, error) {
+	var after map[string]any
+	if err := toml.Unmarshal(text, &after); err != nil {
+		return nil, fmt.Errorf("%w: the edited text would not be TOML", ErrShape)
+	}
+	if !equalTOML(without(f.before, f.path[0]), without(after, f.path[0])) {
+		return nil, fmt.Errorf("%w: the edit would change more than the entry", ErrShape)
+	}
+	return text, nil
+}

@@ -1,0 +1,25 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/term"
+)
+
+// confirm asks on a terminal. Elsewhere it refuses, and names the flag.
+func confirm(cmd *cobra.Command, question string) error {
+	if !term.IsTerminal(os.Stdin) {
+		return exit(exitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)
+	}
+	fmt.Fprint(cmd.ErrOrStderr(), question+" [y/N] ")
+	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
+		return nil
+	}
+	return exit(exitFailure, "nothing was changed")
+}

@@ -1,0 +1,150 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/clientconfig"
+)
+
+// tokenEnv is the variable of an MCP client's environment that holds a token.
+const tokenEnv = "MCP_TOKEN"
+
+// mcpEntry are the flags that say what an MCP client is connected to.
+type mcpEntry struct {
+	relay       relayFlags
+	toolset     string
+	http, local bool
+}
+
+func (e *mcpEntry) flags(c *cobra.Command) {
+	e.relay.forMCP = true
+	e.relay.flags(c)
+	f := c.Flags()
+	f.StringVar(&e.toolset, "toolset", client.FleetToolset, toolsetUsage)
+	f.BoolVar(&e.http, "http", false, "connect the client to the relay's URL, with the token of its environment variable "+tokenEnv+", instead of to 'agentctl mcp'")
+	f.BoolVar(&e.local, "local", false, "connect the client to this board's daemon, without a relay")
+}
+
+// server returns what the client is connected to, and a hint for the user or "".
+//
+// The entry holds no secret: the bridge has the context, or the file with the token.
+func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
+	if e.local {
+		if e.http {
+			return s, "", exit(exitUsage, "--local serves a program on this board only; leave --http")
+		}
+		s.Command, err = selfPath()
+		s.Args = []string{"mcp", "--local"}
+		return s, "", err
+	}
+	saved, err := e.relay.context()
+	if err != nil {
+		return s, "", err
+	}
+	isNamed := e.relay.set.Changed("relay") || os.Getenv("AGENTCTL_RELAY") != ""
+	switch {
+	case e.http && saved != nil:
+		return s, "", exit(exitUsage, "--http needs a token that the client can keep, and those of context %s live for an hour; leave --http, or make one with: agentctl token create --class agent --out agent.token (on the relay's machine), and give: --http --relay %s", saved.Name(), shellQuote(saved.Relay()))
+	case saved == nil && !isNamed:
+		return s, "", exit(exitUsage, "no relay to connect the client to; log in first, with the line that the relay's operator gets from: agentctl invite --agent NAME, or give --relay URL --token-file FILE")
+	}
+	if saved == nil { // a wrong URL is noticed before it is in a file
+		if _, err := client.New(client.Options{URL: e.relay.relay, Token: "a token is sent there"}); err != nil {
+			return s, "", exit(exitUsage, "--relay %w", err)
+		}
+	}
+	if e.http {
+		return e.httpServer(cmd)
+	}
+	if s.Command, err = selfPath(); err != nil {
+		return s, "", err
+	}
+	s.Args = []string{"mcp"}
+	if saved != nil {
+		if current, _ := contextStore().Current(); saved.Name() != current {
+			s.Args = append(s.Args, "--context", saved.Name())
+		}
+		// Some clients start programs with few variables.
+		if d := os.Getenv("XDG_CONFIG_HOME"); filepath.IsAbs(d) {
+			s.Env = []clientconfig.EnvVar{{Name: "XDG_CONFIG_HOME", Value: d}}
+		}
+	} else if hint, err = e.relayArgs(&s); err != nil {
+		return s, "", err
+	}
+	if cmd.Flags().Changed("toolset") {
+		s.Args = append(s.Args, "--toolset", e.toolset)
+	}
+	return s, hint, nil
+}
+
+// relayArgs adds the arguments of a relay that was named. A client starts the bridge in a
+// directory of its own, so that files are named by absolute paths.
+func (e *mcpEntry) relayArgs(s *clientconfig.Server) (hint string, err error) {
+	s.Args = append(s.Args, "--relay", e.relay.relay)
+	if e.relay.tokenFile == "" {
+		hint = "no --token-file: the bridge takes the token from " + tokenEnv + " in the client's environment"
+	} else if _, err := readToken(e.relay.tokenFile); err != nil {
+		return "", err
+	}
+	for _, file := range []struct{ flag, path string }{{"--token-file", e.relay.tokenFile}, {"--ca-file", e.relay.caFile}} {
+		if file.path == "" {
+			continue
+		}
+		path, err := filepath.Abs(file.path)
+		if err != nil {
+			return "", err
+		}
+		s.Args = append(s.Args, file.flag, path)
+	}
+	if e.relay.caSHA256 != "" {
+		s.Args = append(s.Args, "--ca-sha256", e.relay.caSHA256)
+	}
+	if _, err := clientTLS(e.relay.caFile, e.relay.caSHA256, e.relay.relay); err != nil {
+		return "", err
+	}
+	return hint, nil
+}
+
+// httpServer is the entry of a URL. MCP clients check certificates by the authorities of their
+// system and know no pins.
+func (e *mcpEntry) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
+	if e.relay.caFile != "" || e.relay.caSHA256 != "" {
+		return s, "", exit(exitUsage, "MCP clients trust the authorities of their system only; leave --http, so that agentctl checks the relay's certificate")
+	}
+	s = clientconfig.Server{URL: client.MCPURL(e.relay.relay, e.toolset, true), TokenEnv: tokenEnv}
+	file := e.relay.tokenFile
+	if file == "" {
+		file = "agent.token"
+	}
+	return s, fmt.Sprintf("the client takes the token from its environment; start it after: export %s=\"$(cat %s)\"", tokenEnv, shellQuote(file)), nil
+}
+
+// selfPath returns the absolute path of this program: the one that the shell found, because that
+// one stays the same when a package is updated.
+func selfPath() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find this program: %w", err)
+	}
+	found, err := exec.LookPath(os.Args[0])
+	if err != nil {
+		return self, nil
+	}
+	if found, err = filepath.Abs(found); err != nil {
+		return self, nil
+	}
+	a, errA := os.Stat(self)
+	b, errB := os.Stat(found)
+	if errA != nil || errB != nil || !os.SameFile(a, b) {
+		return self, nil
+	}
+	return found, nil
+}
