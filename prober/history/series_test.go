@@ -203,12 +203,17 @@ func TestSeriesUndated(t *testing.T) {
 
 func BenchmarkSeries(b *testing.B) {
 	s := hours(b, 24)
-	for _, aggregate := range []string{AggregateLast, AggregateMean, AggregateMax} {
-		b.Run("day/minutes/"+aggregate, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				series(b, s, SeriesQuery{FromMS: epoch, EndMS: epoch + msPerDay, StepMS: 60_000, Metrics: []string{"cpu_pct", "mem_bytes"}, Aggregate: aggregate})
-			}
-		})
+	for _, step := range []struct {
+		name string
+		ms   int64
+	}{{"minutes", 60_000}, {"whole", msPerDay}} {
+		for _, aggregate := range []string{AggregateLast, AggregateMean, AggregateMax} {
+			b.Run("day/"+step.name+"/"+aggregate, func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					series(b, s, SeriesQuery{FromMS: epoch, EndMS: epoch + msPerDay, StepMS: step.ms, Metrics: []string{"cpu_pct", "mem_bytes"}, Aggregate: aggregate})
+				}
+			})
+		}
 	}
 }

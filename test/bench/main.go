@@ -120,6 +120,7 @@ var parts = []struct {
 	{"kernel", (*bench).kernelBars},
 	{"idle", (*bench).idleBars},
 	{"fleet", (*bench).fleetBars},
+	{"toolset", (*bench).toolsetBars},
 	{"start", (*bench).startBars},
 	{"build", (*bench).buildBars},
 	{"sampler", (*bench).samplerBars},
@@ -135,7 +136,7 @@ func measure(ctx context.Context, dir string) error {
 	flag.StringVar(&b.exporter, "node-exporter", "", "node_exporter, which the daemon is compared with")
 	flag.StringVar(&b.mercure, "mercure", "", "the Mercure hub, which the event gateway is compared with")
 	flag.BoolVar(&b.isQuick, "quick", false, "a subset of five minutes; its figures are rough")
-	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, fleet, start, build, sampler, flash, daemon")
+	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, fleet, toolset, start, build, sampler, flash, daemon")
 	flag.BoolVar(&b.shared, "shared", false, "other programs use the machine: the time in which a server waits for its core counts as busy; for ratios while you work, not for publication")
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()

@@ -180,6 +180,28 @@ func (c *figureCache) get(boards Boards, nodeID string, now time.Time) figures {
 func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if f := c.boardLocked(nodeID, now); kind == manifest.KindMetrics {
+		f.readFrame(answer, now)
+	} else {
+		f.readModules(answer, now)
+	}
+}
+
+// putModules is put for values of modules that are known from elsewhere, by index in metrics.
+func (c *figureCache) putModules(nodeID string, values []float64, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.boardLocked(nodeID, now)
+	for i := range metrics {
+		if metrics[i].isModule {
+			f.values[i] = values[i]
+		}
+	}
+	f.modulesAt = now
+}
+
+// boardLocked returns the figures of a board, new ones if it has none. mu is held.
+func (c *figureCache) boardLocked(nodeID string, now time.Time) *figures {
 	f := c.boards[nodeID]
 	if f == nil {
 		if len(c.boards) >= maxCachedFigures {
@@ -191,11 +213,7 @@ func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
 		f = newFigures()
 		c.boards[nodeID] = f
 	}
-	if kind == manifest.KindMetrics {
-		f.readFrame(answer, now)
-	} else {
-		f.readModules(answer, now)
-	}
+	return f
 }
 
 func (c *figureCache) evictLocked(now time.Time) {

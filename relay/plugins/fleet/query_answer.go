@@ -18,13 +18,13 @@ const (
 	missingOffline = "offline"
 	missingSilent  = "suspect"      // it has a link and does not answer
 	missingHistory = "no_history"   // it runs a version without history, or history is off
-	missingData    = "no_data"      // it has not recorded or does not measure this
-	missingLate    = "late"         // it did not answer in time
+	missingData    = "not_measured" // it has not recorded or does not measure this
+	missingLate    = "no_answer"    // it did not answer in time
 	missingTime    = "not_asked"    // there was no time to ask it
 	missingBusy    = "busy"         // its limits, or those of the caller
-	missingDenied  = "denied"       // the caller may not ask it
+	missingDenied  = "refused"      // the caller may not ask it
 	missingBad     = "bad_answer"   // its answer does not fit the question
-	missingError   = "board_failed" // anything else
+	missingError   = "failed"       // anything else
 )
 
 // whyFailed is the reason for a board that answered with an error.

@@ -90,7 +90,7 @@ func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID s
 		err = p.askFigures(ctx, r, nodeID, manifest.KindMetrics, manifest.VerbSnapshot)
 	}
 	if modules {
-		known, e := p.askModules(ctx, r, nodeID, list)
+		known, e := p.askModules(ctx, r, nodeID)
 		return known, cmp.Or(err, e)
 	}
 	f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
@@ -98,19 +98,13 @@ func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID s
 }
 
 // askModules asks a board for its modules, and returns all its figures that are known then. A board
-// that cannot tell, as older versions, is asked for what it has recorded of the metrics.
-func (p *Plugin) askModules(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
-	var recorded []float64
+// that cannot tell, as older versions, is asked for what it has recorded.
+func (p *Plugin) askModules(ctx context.Context, r *kernel.Request, nodeID string) (*figures, error) {
 	err := p.askFigures(ctx, r, nodeID, manifest.KindModules, manifest.VerbRead)
 	if errors.Is(err, errNoTool) {
-		recorded, err = p.recordedNow(ctx, r, nodeID, list)
+		err = p.recordedNow(ctx, r, nodeID)
 	}
 	f := p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
-	for i, v := range recorded {
-		if !math.IsNaN(v) {
-			f.values[list[i]] = v
-		}
-	}
 	return &f, err
 }
 
@@ -132,36 +126,29 @@ func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind
 	return err
 }
 
-// recordedNow returns the values of metrics that a board recorded a moment ago; NaN for others.
-func (p *Plugin) recordedNow(ctx context.Context, r *kernel.Request, nodeID string, list []int) ([]float64, error) {
-	values := nans(len(list))
-	now := p.opt.Now().UnixMilli()
-	var failed error
-	for _, wear := range []bool{false, true} {
-		h := &historyRequest{to: now, step: freshTime.Milliseconds(), aggregate: aggregateLast}
-		var at []int
-		for i, m := range list {
-			if metrics[m].isModule && strings.HasPrefix(metrics[m].history, "wear.") == wear {
-				h.metrics, at = append(h.metrics, m), append(at, i)
-			}
-		}
-		if len(at) == 0 {
-			continue
-		}
-		if wear {
-			h.step = freshWearTime.Milliseconds()
-		}
-		h.from = h.to - h.step
-		found, err := p.boardHistory(ctx, r, nodeID, h)
-		if err != nil {
-			failed = err
-			continue
-		}
-		for i := range found {
-			values[at[i]] = found[i][0]
+// recordedNow returns the figures of a board with what it has recorded of its modules, and keeps them.
+// One question is enough: the first of its two values is of most of freshWearTime, which is good enough
+// for wear only, and the second of freshTime.
+func (p *Plugin) recordedNow(ctx context.Context, r *kernel.Request, nodeID string) error {
+	now := p.opt.Now()
+	h := &historyRequest{from: now.Add(-freshWearTime).UnixMilli(), to: now.UnixMilli(), step: (freshWearTime - freshTime).Milliseconds(), aggregate: aggregateLast}
+	for m := range metrics {
+		if metrics[m].isModule {
+			h.metrics = append(h.metrics, m)
 		}
 	}
-	return values, failed
+	found, err := p.boardHistory(ctx, r, nodeID, h)
+	if err != nil {
+		return err
+	}
+	values := nans(numMetrics)
+	for i, m := range h.metrics {
+		if values[m] = found[i][1]; math.IsNaN(values[m]) && strings.HasPrefix(metrics[m].history, "wear.") {
+			values[m] = found[i][0]
+		}
+	}
+	p.figures.putModules(nodeID, values, now)
+	return nil
 }
 
 // modelCache has the models of boards that this plugin has asked: a board seldom becomes another one.

@@ -241,7 +241,7 @@ func (p *Plugin) selectBoards(c *kernel.Caller, selectors []string) ([]Board, er
 		selectors = []string{selectAll}
 	}
 	all := p.opt.Boards.List(c.Tenant)
-	slices.SortFunc(all, func(a, b Board) int { return cmp.Compare(a.position(), b.position()) })
+	slices.SortFunc(all, func(a, b Board) int { return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID)) })
 	selected := make([]bool, len(all))
 	for _, s := range selectors {
 		if err := p.selectInto(c, all, selected, strings.ToLower(s)); err != nil {

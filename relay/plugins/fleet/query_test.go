@@ -352,7 +352,7 @@ func TestNowFromHistory(t *testing.T) {
 		if a.Boards.Answered != 1 || a.Boards.Missing["no_history"].N != 2 || a.Figures["wear_pre_eol"].Max != 1 {
 			t.Errorf("%+v", a)
 		}
-		if a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"]}`); a.Boards.Answered != 2 || a.Boards.Missing["no_data"].N != 1 {
+		if a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"]}`); a.Boards.Answered != 2 || a.Boards.Missing["not_measured"].N != 1 {
 			t.Errorf("%+v", a)
 		}
 	})

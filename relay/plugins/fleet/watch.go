@@ -279,7 +279,7 @@ func (w *watchStream) pollModules(ctx context.Context, b *watchedBoard) error {
 	tick := time.NewTicker(watchPoll)
 	defer tick.Stop()
 	for {
-		values, err := w.plugin.askModules(ctx, &w.request, b.board.ID, w.metrics)
+		values, err := w.plugin.askModules(ctx, &w.request, b.board.ID)
 		if err != nil {
 			return ignoreEnd(ctx, err)
 		}

@@ -198,7 +198,7 @@ func TestWatch(t *testing.T) {
 			t.Fatalf("%d frames in %v, then %v", len(frames), took, err)
 		}
 		last := frames[len(frames)-1]
-		if len(last.Boards) != 18 || last.Seconds != 25 || last.Missing["offline"].N != 1 || last.Missing["no_history"].N+last.Missing["no_data"].N != 1 {
+		if len(last.Boards) != 18 || last.Seconds != 25 || last.Missing["offline"].N != 1 || last.Missing["no_history"].N+last.Missing["not_measured"].N != 1 {
 			t.Fatalf("%+v", last)
 		}
 		cpu, temperature := last.Boards[0].Metrics["cpu_pct"], last.Boards[0].Metrics["temperature_c"]
@@ -237,7 +237,7 @@ func TestWatchHostileBoards(t *testing.T) {
 			t.Fatalf("%v, %v", took, err)
 		}
 		last := frames[len(frames)-1]
-		if len(last.Boards) != 3 || last.Missing["late"].N != 1 {
+		if len(last.Boards) != 3 || last.Missing["no_answer"].N != 1 {
 			t.Fatalf("%+v", last)
 		}
 		for _, b := range last.Boards {
