@@ -125,6 +125,36 @@ func (t *Tool) HasOwnWord() bool {
 	return ok && strings.Trim(strings.TrimPrefix(number, "_"), "0123456789") == ""
 }
 
+// ShortName is what people and models call a tool of a board with these tools: its capability, if
+// that has one verb ("journal"), else its verb ("snapshot"), with the capability where another one
+// has the same ("metrics_2.snapshot"). SelectTool finds it.
+func (t *Tool) ShortName(tools []Tool) string {
+	if len(t.Capability.Verbs) == 1 {
+		return t.Name.CapID
+	}
+	if first, ok := find(tools, func(o *Tool) bool { return o.Name.Verb == t.Name.Verb }); ok && first.Name == t.Name {
+		return t.Name.Verb
+	}
+	return t.Name.CapID + "." + t.Name.Verb
+}
+
+// SelectTool finds the tool of a board that a word means: by its name in either spelling, as
+// CAPABILITY.VERB, as the only tool of a capability, or as the first one with a verb.
+func SelectTool(tools []Tool, word string) (*Tool, bool) {
+	name := Canonical(word)
+	for _, matches := range []func(t *Tool) bool{
+		func(t *Tool) bool { return t.Canonical == name },
+		func(t *Tool) bool { return t.Name.CapID+"."+t.Name.Verb == word },
+		func(t *Tool) bool { return t.Name.CapID == word && len(t.Capability.Verbs) == 1 },
+		func(t *Tool) bool { return t.Name.Verb == word },
+	} {
+		if t, ok := find(tools, matches); ok {
+			return t, true
+		}
+	}
+	return nil, false
+}
+
 // KnownTool reports whether some node may have this tool: a kind of this short name has this
 // verb. It says nothing about a particular node, which may be offline or lack the capability.
 func KnownTool(t ToolName) bool {

@@ -64,6 +64,9 @@ func (f fleetBoards) Tools(ctx context.Context, tenant, nodeID string) ([]manife
 	return announcedTools(&n), nil
 }
 
+// Protocol implements fleet.Boards.
+func (f fleetBoards) Protocol(nodeID string) string { return f.r.hub.Protocol(nodeID) }
+
 // Frame implements fleet.Boards.
 func (f fleetBoards) Frame(nodeID string) (frame []byte, at time.Time, ok bool) {
 	return f.r.hub.NewestFrame(nodeID)

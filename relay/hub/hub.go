@@ -303,6 +303,18 @@ func (h *Hub) Tools(nodeID string) []manifest.Tool {
 	return nil
 }
 
+// Protocol is the version of the link of a linked node, v2 or v2.1; "" for a node without a link.
+func (h *Hub) Protocol(nodeID string) string {
+	n := h.node(nodeID)
+	switch {
+	case n == nil:
+		return ""
+	case n.session.Load().V21:
+		return "v2.1"
+	}
+	return "v2"
+}
+
 // Revision is a number that grows after the Status of a node has changed. Read it before the
 // statuses that it describes.
 func (h *Hub) Revision() uint64 { return h.revision.Load() }

@@ -22,14 +22,13 @@ const (
 // plugin's answer.
 func (p *Plugin) callBoard(ctx context.Context, r *kernel.Request, tool string, args json.RawMessage) (*kernel.Result, error) {
 	return p.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: tool, Arguments: args, ConnID: r.ConnID,
-		TraceID: r.TraceID, Traced: r.Traced, Session: r.Session})
+		TraceID: r.TraceID, Traced: r.Traced, Stream: r.Stream, Session: r.Session})
 }
 
 // question is what askBoards asks one board.
 type question struct {
-	board Board
-	tool  string // canonical
-	args  json.RawMessage
+	tool string          // canonical name
+	args json.RawMessage // nil: none
 }
 
 // askBoards asks as many boards at a time as the slots of the tenant allow, and calls onAnswer with the
@@ -83,6 +82,11 @@ func (p *Plugin) boardTool(ctx context.Context, tenant, nodeID, kind, verb strin
 	if err != nil {
 		return "", false
 	}
+	return toolOf(list, kind, verb)
+}
+
+// toolOf returns the first tool of a kind and a verb.
+func toolOf(list []manifest.Tool, kind, verb string) (name string, ok bool) {
 	for i := range list {
 		if list[i].Kind.Name == kind && list[i].Verb.Name == verb {
 			return list[i].Canonical, true

@@ -20,6 +20,8 @@ type Boards interface {
 	// Tools returns the tools that a board announced last, connected or not, in the order of
 	// manifest.Kinds. The slice is read-only. It reads the disk for a board that is not connected.
 	Tools(ctx context.Context, tenant, nodeID string) ([]manifest.Tool, error)
+	// Protocol is the version of a connected board's link: v2 or v2.1.
+	Protocol(nodeID string) string
 	// Frame returns the newest frame of a board's open metric streams, and when it arrived.
 	Frame(nodeID string) (frame []byte, at time.Time, ok bool)
 }

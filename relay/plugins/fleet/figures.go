@@ -3,6 +3,7 @@ package fleet
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +14,8 @@ import (
 // metric is a figure of a board that the tools of this package name. The keys are those of alert
 // rules; the catalogue of package prober defines them (test/fleet_test.go compares).
 type metric struct {
-	key string // in where, and in answers
+	key    string // in where, and in answers
+	module string // the group that it belongs to
 	// history is the name in system.history. It is also the path in an answer of system.modules,
 	// for those metrics that a metrics frame does not have.
 	history string
@@ -23,23 +25,23 @@ type metric struct {
 
 // metrics lists the figures, in the order in which answers and messages name them.
 var metrics = []metric{
-	{key: "cpu_pct", history: "cpu.usage_percent"},
-	{key: "mem_pct"}, // of mem_bytes and mem_total_bytes
-	{key: "mem_bytes", history: "mem_bytes"},
-	{key: "mem_total_bytes", history: "mem_total_bytes"},
-	{key: "disk_pct", history: "disk.usage_percent"},
-	{key: "load_1m", history: "load.load_1m"},
-	{key: "load_5m", history: "load.load_5m"},
-	{key: "load_15m", history: "load.load_15m"},
-	{key: "temperature_c", history: "temperature.hottest_c", isModule: true},
-	{key: "net_bytes_in_per_s", history: "network.bytes_in_per_s", isModule: true},
-	{key: "net_bytes_out_per_s", history: "network.bytes_out_per_s", isModule: true},
-	{key: "under_voltage", history: "power.under_voltage", isModule: true},
-	{key: "freq_capped", history: "power.freq_capped", isModule: true},
-	{key: "throttled", history: "power.throttled", isModule: true},
-	{key: "soft_temp_limit", history: "power.soft_temp_limit", isModule: true},
-	{key: "wear_pct", history: "wear.used_pct", isModule: true},
-	{key: "wear_pre_eol", history: "wear.pre_eol", isModule: true}, // 1 normal, 2 warning, 3 urgent
+	{key: "cpu_pct", module: "cpu", history: "cpu.usage_percent"},
+	{key: "mem_pct", module: "memory"}, // of mem_bytes and mem_total_bytes
+	{key: "mem_bytes", module: "memory", history: "mem_bytes"},
+	{key: "mem_total_bytes", module: "memory", history: "mem_total_bytes"},
+	{key: "disk_pct", module: "disk", history: "disk.usage_percent"},
+	{key: "load_1m", module: "load", history: "load.load_1m"},
+	{key: "load_5m", module: "load", history: "load.load_5m"},
+	{key: "load_15m", module: "load", history: "load.load_15m"},
+	{key: "temperature_c", module: "temperature", history: "temperature.hottest_c", isModule: true},
+	{key: "net_bytes_in_per_s", module: "network", history: "network.bytes_in_per_s", isModule: true},
+	{key: "net_bytes_out_per_s", module: "network", history: "network.bytes_out_per_s", isModule: true},
+	{key: "under_voltage", module: "power", history: "power.under_voltage", isModule: true},
+	{key: "freq_capped", module: "power", history: "power.freq_capped", isModule: true},
+	{key: "throttled", module: "power", history: "power.throttled", isModule: true},
+	{key: "soft_temp_limit", module: "power", history: "power.soft_temp_limit", isModule: true},
+	{key: "wear_pct", module: "wear", history: "wear.used_pct", isModule: true},
+	{key: "wear_pre_eol", module: "wear", history: "wear.pre_eol", isModule: true}, // 1 normal, 2 warning, 3 urgent
 }
 
 // numMetrics is len(metrics), for arrays (TestMetrics).
@@ -55,14 +57,17 @@ func metricIndex(key string) int {
 	return -1
 }
 
-// metricKeys lists the keys for messages.
-func metricKeys() string {
-	keys := make([]string, len(metrics))
+// keys are the keys of metrics.
+var keys = func() []string {
+	list := make([]string, len(metrics))
 	for i := range metrics {
-		keys[i] = metrics[i].key
+		list[i] = metrics[i].key
 	}
-	return strings.Join(keys, ", ")
-}
+	return list
+}()
+
+// metricKeys lists the keys for messages.
+func metricKeys() string { return strings.Join(keys, ", ") }
 
 // figures are the newest known values of one board's metrics, NaN for unknown ones, and the times
 // when the relay got them: those of a metrics frame, and those of system.modules.
@@ -88,6 +93,16 @@ func (f *figures) at(i int) time.Time {
 	return f.frameAt
 }
 
+// modules are the groups of figures of which one is known, as in "temperature".
+func (f *figures) modules() (list []string) {
+	for i := range metrics {
+		if module := metrics[i].module; !math.IsNaN(f.values[i]) && !slices.Contains(list, module) {
+			list = append(list, module)
+		}
+	}
+	return list
+}
+
 // readFrame takes the values of a metrics frame or snapshot, which the relay has checked.
 func (f *figures) readFrame(raw []byte, at time.Time) {
 	var v map[string]any
@@ -111,8 +126,8 @@ func (f *figures) readModules(raw []byte, at time.Time) {
 	}
 	for i := range metrics {
 		if metrics[i].isModule {
-			module, field, _ := strings.Cut(metrics[i].history, ".")
-			members, _ := v[module].(map[string]any)
+			_, field, _ := strings.Cut(metrics[i].history, ".")
+			members, _ := v[metrics[i].module].(map[string]any)
 			f.values[i] = number(members[field])
 		}
 	}

@@ -71,7 +71,7 @@ type tool struct {
 // tools lists the tools. Those of other plugins that belong to the toolset fleet have the group
 // kernel.GroupFleet.
 func tools() []tool {
-	return []tool{findTool, queryTool, watchTool}
+	return []tool{findTool, describeTool, queryTool, watchTool, callTool}
 }
 
 // Run implements the life of a built-in plugin: it has nothing to do in the background.

@@ -83,6 +83,8 @@ func (f *askedFleet) Tools(_ context.Context, _, nodeID string) ([]manifest.Tool
 	return f.tools[nodeID], nil
 }
 
+func (f *askedFleet) Protocol(string) string { return "v2.1" }
+
 func (f *askedFleet) Frame(string) ([]byte, time.Time, bool) { return nil, time.Time{}, false }
 
 // call is the kernel of the fleet.
