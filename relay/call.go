@@ -92,7 +92,7 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 	body, held, err := r.bodies.Read(w, req, identityOf(kr.Caller), MaxBody)
 	if err != nil {
 		if share := (*manifest.Error)(nil); errors.As(err, &share) {
-			return held, http.StatusTooManyRequests, share
+			return held, edge.Status(share.Code), share
 		}
 		if errors.As(err, new(*http.MaxBytesError)) {
 			return tooLarge()

@@ -3,6 +3,8 @@ package relay
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -177,6 +179,33 @@ func TestMetricsGuard(t *testing.T) {
 		r.metricsRoutes().ServeHTTP(w, req)
 		if w.Code != tt.want || (tt.want == 200) != strings.Contains(w.Body.String(), "agentctl_devices_connected") {
 			t.Errorf("Host %s, Origin %s: %d %.100s", tt.host, tt.origin, w.Code, w.Body)
+		}
+	}
+}
+
+// TestManyMembers: a body with too many members is refused before it is decoded, by both endpoints.
+func TestManyMembers(t *testing.T) {
+	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", Anonymous: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer run(t, r)()
+	var members strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&members, `,"k%d":0`, i)
+	}
+	for path, body := range map[string]string{
+		"/mcp/tools/call": `{"tool":"agents.list","arguments":{"x":0` + members.String() + "}}",
+		"/mcp":            `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"agents.list","arguments":{"x":0` + members.String() + "}}}",
+	} {
+		resp, err := http.Post(r.URL()+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusBadRequest || !strings.Contains(string(b), "more than 10,000 members") {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, b)
 		}
 	}
 }

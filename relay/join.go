@@ -224,7 +224,7 @@ func (x *exchange) read(body any) bool {
 	defer x.r.bodies.Release(edge.Identity{Subject: x.source}, held) // decoded by then
 	share := (*manifest.Error)(nil)
 	switch {
-	case errors.As(err, &share):
+	case errors.As(err, &share) && share.Code == manifest.RateLimited:
 		x.counts["rate_limited"].Add(1)
 		x.answer(http.StatusTooManyRequests, share)
 		return false

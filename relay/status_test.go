@@ -90,7 +90,7 @@ func TestStatusSocket(t *testing.T) {
 			}
 			stop := run(t, r)
 			s := awaitStatus(t, dir)
-			if s.Version != "v9" || s.URL != r.URL() || !s.Healthy() || len(s.Stores) != 3 || len(s.Plugins) != 3 || len(s.Problems) != 0 {
+			if s.Version != "v9" || s.URL != r.URL() || !s.Healthy() || len(s.Stores) != 3 || len(s.Plugins) != 4 || len(s.Problems) != 0 {
 				t.Errorf("status %+v", s)
 			}
 			if info, err := os.Stat(filepath.Join(dir, statusSocket)); err != nil || info.Mode().Perm() != 0o600 {

@@ -120,3 +120,30 @@ func FuzzUnmarshal(f *testing.F) {
 		}
 	})
 }
+
+// TestCount: strings count for nothing, however long and escaped they are.
+func TestCount(t *testing.T) {
+	long := strings.Repeat("{:,}", 100)
+	tests := []struct {
+		data               string
+		members, following int
+	}{
+		{``, 0, 0},
+		{`{}`, 0, 0},
+		{`{"a":1,"b":[1,2,{"c":null}]}`, 3, 3},
+		{`["` + long + `","a,\"b,c"]`, 0, 1},
+		{`["` + long + `\\","` + long + `\"` + long + `\\\",",":"]`, 0, 2},
+		{`["` + long + `\\",0]`, 0, 1},
+		{`["` + long + strings.Repeat(`\"`, 50) + `",0]`, 0, 1},
+		{`["` + strings.Repeat("a", 31) + `\",` + long + `",0]`, 0, 1},
+		{`["` + strings.Repeat("a", 32) + `\",` + long + `",0]`, 0, 1},
+		{`["` + long, 0, 0},
+		{`["` + long + `\`, 0, 0},
+		{`["\`, 0, 0},
+	}
+	for _, tt := range tests {
+		if m, f := Count([]byte(tt.data)); m != tt.members || f != tt.following {
+			t.Errorf("%.60s: %d members, %d following; want %d, %d", tt.data, m, f, tt.members, tt.following)
+		}
+	}
+}

@@ -103,7 +103,7 @@ var allowed = map[string]string{
 	"transport/netpoll":         "",
 	"transport/pin":             "",
 	"transport/sse":             "transport/netpoll",
-	"transport/edge":            "manifest transport/netpoll",
+	"transport/edge":            "manifest strictjson transport/netpoll",
 	"transport/enroll":          "atomicfile enrollment manifest strictjson transport/link transport/pin",
 	"transport/link":            "manifest strictjson transport/clock transport/edge transport/netpoll transport/pin",
 	"prober":                    "",

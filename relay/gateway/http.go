@@ -146,7 +146,7 @@ func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request, id Identity)
 		return e, g.eventTooLarge()
 	}
 	if share := (*manifest.Error)(nil); errors.As(err, &share) {
-		return e, &httpError{status: http.StatusTooManyRequests, body: share}
+		return e, &httpError{status: edge.Status(share.Code), body: share}
 	}
 	if err != nil {
 		return e, badRequest("the body could not be read")

@@ -85,7 +85,7 @@ func (h *Handler) readMessages(w http.ResponseWriter, r *http.Request, x *exchan
 		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 			h.refuse(w, r, http.StatusRequestEntityTooLarge, errBodyTooLarge)
 		} else if share, ok := errors.AsType[*manifest.Error](err); ok {
-			h.refuse(w, r, http.StatusTooManyRequests, share)
+			h.refuse(w, r, edge.Status(share.Code), share)
 		} else {
 			h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "the request body ended early"))
 		}

@@ -7,6 +7,11 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"golang.org/x/time/rate"
+
+	"agentctl/manifest"
+	"agentctl/strictjson"
 )
 
 // SetBodyDeadline bounds the time to read r's body. Call it before anything is written:
@@ -19,7 +24,8 @@ func SetBodyDeadline(w http.ResponseWriter, r *http.Request, timeout time.Durati
 }
 
 // Bodies bounds the memory of the request bodies of a server, by identity (Pool), and how fast a
-// tenant sends them. A body counts from before it is read until Release.
+// tenant sends them, by size and by what they take to decode. A body counts from before it is read until
+// Release.
 type Bodies struct {
 	pool *Pool
 	pace *Limiter // of bytes, by tenant
@@ -29,10 +35,16 @@ type Bodies struct {
 const (
 	maxBodies = 64 << 20
 	// bodyRate is what a tenant may send in a second, of bodies above uncountedBody. Reading and
-	// checking a megabyte takes 3 to 100 ms of a CPU: without this bound the bodies of one tenant made
+	// checking a megabyte takes 3 to 15 ms of a CPU: without this bound the bodies of one tenant made
 	// every other request wait for a second.
-	bodyRate  = 8 << 20
+	bodyRate  = 4 << 20
 	bodyBurst = 8 << 20 // above every limit of one body
+	// A member of an object takes 0.8 us to decode and check, as long as a hundred bytes of a string,
+	// and an element of an array a tenth of that. They count as somewhat more, because such work delays
+	// everybody else's.
+	memberBytes  = 256
+	elementBytes = 16
+	maxMembers   = 10_000 // of one body: 8 ms
 
 	maxPacedTenants = 4096
 	// uncountedBody is the size up to which a body counts as part of its connection: the reader
@@ -53,8 +65,9 @@ func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
 // for its turn and for the memory that Content-Length announces; without that header it does so as
 // the body arrives. The caller passes held to Release when it no longer uses the body.
 //
-// The error wraps *http.MaxBytesError when there are more than limit bytes, and is a
-// *manifest.Error, to be answered with 429, when the identity or its tenant has its share already. After any
+// The error wraps *http.MaxBytesError when there are more than limit bytes. It is a *manifest.Error,
+// to be answered with its Status, when the identity or its tenant has its share already (429), or when
+// the body has more than 10,000 members (400). After any
 // error the connection is closed and the deadline of SetBodyDeadline stays in force, so the
 // server does not wait for the rest.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
@@ -82,7 +95,7 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 			<-ctx.Done() // a client that tries again at once waits here, where it costs least
 			// net/http would read 256 KiB of the body before it answers.
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now())
-			return Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
+			return errTooManyBodies
 		}
 		held = size
 		return nil
@@ -96,6 +109,9 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 	} else {
 		body, err = readGrowing(in, limit, grow)
 	}
+	if err == nil && held > 0 {
+		err = b.chargeValues(r.Context(), id, body)
+	}
 	if err != nil {
 		w.Header().Set("Connection", "close")
 		b.Release(id, held)
@@ -105,16 +121,40 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 	return body, held, nil
 }
 
+// chargeValues charges the members and elements of a body before it is decoded.
+func (b *Bodies) chargeValues(ctx context.Context, id Identity, body []byte) error {
+	members, elements := strictjson.Count(body)
+	if members > maxMembers {
+		return manifest.E(manifest.BadRequest, "the body has more than 10,000 members; send fewer in one request")
+	}
+	n := min(members*memberBytes+elements*elementBytes, bodyBurst)
+	if n == 0 {
+		return nil // waiting for no token takes a turn, too
+	}
+	ctx, cancel := context.WithTimeout(ctx, bodyWait)
+	defer cancel()
+	if b.paceOf(id).WaitN(ctx, n) != nil {
+		<-ctx.Done()
+		return errTooManyBodies
+	}
+	return nil
+}
+
+// errTooManyBodies is for a client whose turn does not come in time.
+var errTooManyBodies = Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
+
 // take takes n bytes of an identity's share, and of what its tenant may send now.
 func (b *Bodies) take(ctx context.Context, id Identity, n int64) bool {
+	return b.paceOf(id).WaitN(ctx, int(n)) == nil && b.pool.Acquire(ctx, id, n)
+}
+
+// paceOf returns the bucket of an identity's tenant.
+func (b *Bodies) paceOf(id Identity) *rate.Limiter {
 	sender := id.Tenant
 	if sender == "" { // a board that joins: its address
 		sender = "address " + id.Subject
 	}
-	if b.pace.Bucket(sender, bodyRate, bodyBurst, time.Now()).WaitN(ctx, int(n)) != nil {
-		return false
-	}
-	return b.pool.Acquire(ctx, id, n)
+	return b.pace.Bucket(sender, bodyRate, bodyBurst, time.Now())
 }
 
 // readGrowing is io.ReadAll that asks before it allocates. in ends with an error after limit bytes.

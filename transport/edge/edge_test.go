@@ -246,6 +246,47 @@ func TestBodiesPace(t *testing.T) {
 	})
 }
 
+// TestBodiesMembers: a body with many members is charged for them, and one with too many is refused,
+// before either is decoded.
+func TestBodiesMembers(t *testing.T) {
+	members := func(n int) string {
+		return `{"x":"` + strings.Repeat("{:,", n) + `"` + strings.Repeat(`,"k":0`, n-1) + "}"
+	}
+	synctest.Test(t, func(t *testing.T) {
+		bodies := NewBodies()
+		read := func(tenant, body string) (time.Duration, int64, error) {
+			start := time.Now()
+			_, held, err := bodies.Read(httptest.NewRecorder(), httptest.NewRequest("POST", "/", strings.NewReader(body)), Identity{tenant, "x"}, 1<<20)
+			bodies.Release(Identity{tenant, "x"}, held)
+			return time.Since(start), held, err
+		}
+		var e *manifest.Error
+		if took, held, err := read("a", members(maxMembers+1)); took != 0 || held != 0 || !errors.As(err, &e) || e.Code != manifest.BadRequest || bodies.Stats().InUse != 0 {
+			t.Errorf("one member too many: %s, %d, %v", took, held, err)
+		}
+		const served = bodyBurst/(maxMembers*(memberBytes+elementBytes)) - 1 // of the largest, whose bytes count as well
+		for range served {
+			if took, _, err := read("b", members(maxMembers)); took != 0 || err != nil {
+				t.Errorf("within the burst: %s, %v", took, err)
+			}
+		}
+		read("b", members(maxMembers))
+		if took, _, err := read("b", members(maxMembers)); took < 100*time.Millisecond || err != nil {
+			t.Errorf("above the rate: %s, %v", took, err)
+		}
+		for range 10 { // as dense as ordinary requests are
+			if took, _, err := read("c", members(200)+strings.Repeat(" ", 8<<10)); took != 0 || err != nil {
+				t.Errorf("an ordinary body: %s, %v", took, err)
+			}
+		}
+		array := "[" + strings.Repeat("0,", 500_000) + "0]"
+		read("d", array)
+		if took, _, err := read("d", array); took < time.Second || err != nil {
+			t.Errorf("a second large array: %s, %v", took, err)
+		}
+	})
+}
+
 type broken struct{}
 
 func (broken) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
