@@ -50,6 +50,7 @@ import (
 	"agentctl/enrollment"
 	"agentctl/prober/alert"
 	"agentctl/prober/history"
+	"agentctl/prober/inspect"
 	"agentctl/statedir"
 	"agentctl/transport/clock"
 	"agentctl/transport/enroll"
@@ -68,6 +69,7 @@ type Options struct {
 	// OwnsProcess is set when the process runs nothing else and called TuneProcess: the daemon then
 	// returns the process's memory to the system after the start and after much work.
 	OwnsProcess bool
+	Doctor      DoctorFunc // nil: there is no system.doctor
 }
 
 // Build identifies the running binary.
@@ -98,6 +100,8 @@ type Daemon struct {
 	start  time.Time
 
 	ownsProcess bool
+	examine     DoctorFunc       // nil: there is none
+	machine     *inspect.Machine // nil: not on this system
 
 	device          *device
 	control         *control.Server
@@ -122,7 +126,7 @@ type Daemon struct {
 // New opens all parts: the identity, the device, the history and the control socket. It
 // starts nothing. Run must be called, because it closes the parts.
 func New(o Options) (*Daemon, error) {
-	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now(), ownsProcess: o.OwnsProcess}
+	d := &Daemon{source: o.Source, build: o.Build, log: o.Log, level: o.Level, reload: o.Reload, cfg: o.Config, start: time.Now(), ownsProcess: o.OwnsProcess, examine: o.Doctor}
 	d.pushEnabled.Store(true)
 	d.historyEnabled.Store(o.Config.HistoryEnabled())
 	d.disk = statedir.New(o.Config.Text("state_dir"))

@@ -12,7 +12,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/handlers"
 	"agentctl/prober"
+	"agentctl/prober/inspect"
 	"agentctl/transport/link"
 )
 
@@ -57,13 +59,19 @@ func RunMocks(ctx context.Context, o MockOptions) error {
 				o.OnReady()
 			}
 		})
+		seed := uint64(i + 1)
+		recorded := prober.NewMockHistory(seed, time.Now())
+		machine := inspect.NewMock(seed, recorded, o.Version)
 		var err error
 		devices[i], err = newDevice(deviceOptions{
 			Relay: o.Relay, TLS: o.TLS, DialSlots: slots, Version: o.Version, Log: o.Log,
 			Token: func() (string, error) { return token, nil },
 			Name:  o.Name + "-" + strconv.Itoa(i+1), InstanceID: mockInstanceID(token),
-			Source: prober.NewMockSource(uint64(i + 1)), Interval: o.Interval,
-			History: mockHistory{prober.NewMockHistory(uint64(i+1), time.Now())},
+			Source: prober.NewMockSource(seed), Interval: o.Interval,
+			History: mockHistory{recorded},
+			Inspection: handlers.Inspections(handlers.InspectionOptions{
+				Machine: machine, Modules: machine, Clock: func() (int64, bool) { return time.Now().UnixMilli(), true },
+			}),
 			OnReady: func(link.AuthOK) { onFirstLink() },
 		}, time.Time{})
 		if err != nil {

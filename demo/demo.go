@@ -70,6 +70,7 @@ type Options struct {
 	Listen        string // HOST:PORT of the relay; HOST is loopback, or empty
 	AllowFreePort bool   // use a free port when that of Listen is taken
 	Build         daemon.Build
+	Doctor        daemon.DoctorFunc // of this machine's daemon; nil: none
 }
 
 // Node is a board of the demo.
@@ -89,7 +90,8 @@ type Demo struct {
 	TokenFile string         `json:"-"`       // with Token
 	Client    *client.Client `json:"-"`       // of the relay, with Token
 
-	dir string
+	dir    string
+	doctor daemon.DoctorFunc
 }
 
 // Run starts the relay and the boards, calls use when every board has its link, and stops
@@ -125,7 +127,7 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 	defer boardsDone.Wait()
 	defer stopBoards()
 
-	d := &Demo{RelayURL: r.URL(), MCPURL: r.URL() + "/mcp", SSEURL: r.SSEURL(), dir: dir,
+	d := &Demo{RelayURL: r.URL(), MCPURL: r.URL() + "/mcp", SSEURL: r.SSEURL(), dir: dir, doctor: o.Doctor,
 		TokenFile: filepath.Join(dir, "agent.token"), Socket: filepath.Join(dir, "run", "agentctl.sock")}
 	tokens, err := d.mintTokens(ctx, r.Store())
 	if err != nil {
@@ -216,7 +218,7 @@ func (d *Demo) newDaemon(token string, build daemon.Build) (*daemon.Daemon, erro
 	if err != nil {
 		return nil, err
 	}
-	return daemon.New(daemon.Options{Source: source, Config: cfg, Build: build, Log: zap.NewNop(), Level: zap.NewAtomicLevel()})
+	return daemon.New(daemon.Options{Source: source, Config: cfg, Build: build, Log: zap.NewNop(), Level: zap.NewAtomicLevel(), Doctor: d.doctor})
 }
 
 // waitForLinks waits until the relay shows every board online.

@@ -28,6 +28,7 @@ package doctor
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -129,17 +130,20 @@ func runChecks(ctx context.Context, checks []check, limit time.Duration) *Report
 		wg.Go(func() { found[i] = c.runUntil(ctx) })
 	}
 	wg.Wait()
+	return newReport(slices.Concat(found...))
+}
+
+// newReport counts findings.
+func newReport(found []Finding) *Report {
 	r := &Report{Checks: []Finding{}}
-	for _, findings := range found {
-		for _, f := range findings {
-			switch f.Status {
-			case Warn:
-				r.Warnings++
-			case Fail:
-				r.Failures++
-			}
-			r.Checks = append(r.Checks, f)
+	for _, f := range found {
+		switch f.Status {
+		case Warn:
+			r.Warnings++
+		case Fail:
+			r.Failures++
 		}
+		r.Checks = append(r.Checks, f)
 	}
 	return r
 }

@@ -99,6 +99,7 @@ type Prober struct {
 	enabled         ModuleSet
 	moduleIntervals [NumModules]time.Duration
 	moduleStates    [NumModules]ModuleState // State and LastError, of the newest sample
+	reading         [NumModules]int         // readers of ReadModules that run
 }
 
 // Stats counts since New.

@@ -44,7 +44,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 				ctx, cancel = context.WithTimeout(ctx, dur)
 				defer cancel()
 			}
-			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: build()}
+			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: build(), Doctor: newInsideDoctor()}
 			err := demo.Run(ctx, o, func(ctx context.Context, d *demo.Demo) error {
 				if out.format == "" {
 					return showDemo(ctx, cmd.OutOrStdout(), d)

@@ -161,7 +161,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		err = o.runMocks(ctx, log)
 	} else {
 		var d *daemon.Daemon
-		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup, OwnsProcess: true}); err == nil {
+		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup, OwnsProcess: true, Doctor: newInsideDoctor()}); err == nil {
 			err = d.Run(ctx)
 		}
 	}

@@ -1,0 +1,23 @@
+package main
+
+import (
+	"context"
+
+	"agentctl/daemon"
+	"agentctl/doctor"
+	"agentctl/handlers"
+)
+
+// newInsideDoctor returns the checks of package doctor for a daemon of this process, which cannot
+// import them itself: they read its status.
+func newInsideDoctor() daemon.DoctorFunc {
+	inside := new(doctor.Inside)
+	return func(ctx context.Context, e *daemon.Examination) *handlers.DoctorReport {
+		r, unfinished := inside.Examine(ctx, e.Build.Version, e.Build.Time, e.Config, e.Status, e.Readings)
+		out := &handlers.DoctorReport{Warnings: r.Warnings, Failures: r.Failures, Unfinished: unfinished}
+		for _, f := range r.Checks {
+			out.Checks = append(out.Checks, handlers.DoctorCheck{Name: f.Name, Status: string(f.Status), Message: f.Message, Next: f.Next})
+		}
+		return out
+	}
+}

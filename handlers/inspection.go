@@ -1,0 +1,269 @@
+package handlers
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"strconv"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/prober"
+	"agentctl/prober/inspect"
+)
+
+// Machine is what Inspections uses of an *inspect.Machine. Each method returns when ctx ends at the
+// latest, and names what is missing.
+type Machine interface {
+	Info(ctx context.Context) inspect.Info
+	Processes(ctx context.Context, q inspect.ProcessQuery) inspect.Processes
+	Disks(ctx context.Context, skip int) inspect.Disks
+	Network(ctx context.Context, q inspect.NetworkQuery) inspect.Network
+}
+
+// Modules is what Inspections uses of a *prober.Prober.
+type Modules interface {
+	ReadModules(ctx context.Context, set prober.ModuleSet) (readings prober.ModuleReadings, unfinished prober.ModuleSet)
+}
+
+// InspectionOptions are what the handlers of Inspections read.
+type InspectionOptions struct {
+	Machine   Machine
+	Modules   Modules
+	Clock     Clock
+	Arguments func() bool                             // whether processes may be shown with their command lines; nil: no
+	Doctor    func(ctx context.Context) *DoctorReport // nil: no system.doctor
+}
+
+// DoctorReport is the result of the checks of package doctor, in the form of
+// system.doctor.run.output@1.0.0.
+type DoctorReport struct {
+	Checks     []DoctorCheck `json:"checks"`
+	Warnings   int           `json:"warnings"`
+	Failures   int           `json:"failures"`
+	Unfinished []string      `json:"unfinished,omitempty"` // names of checks that did not end in time
+}
+
+// DoctorCheck is what one check found.
+type DoctorCheck struct {
+	Name    string `json:"name"`
+	Status  string `json:"status"` // ok, warn, fail or skip
+	Message string `json:"message"`
+	Next    string `json:"next,omitempty"`
+}
+
+// Inspections returns the handlers of system.info, system.modules, system.processes, system.disks,
+// system.network and system.doctor.
+func Inspections(o InspectionOptions) []Handler {
+	list := []Handler{
+		&inspection{manifest.Inspection(manifest.KindInfo), o.info},
+		&inspection{manifest.Inspection(manifest.KindModules), o.modules},
+		&inspection{manifest.Inspection(manifest.KindProcesses), o.processes},
+		&inspection{manifest.Inspection(manifest.KindDisks), o.disks},
+		&inspection{manifest.Inspection(manifest.KindNetwork), o.network},
+	}
+	if o.Doctor != nil {
+		list = append(list, &inspection{manifest.Inspection(manifest.KindDoctor), o.doctor})
+	}
+	return list
+}
+
+// inspection answers a kind of one verb. ctx of answer ends when the answer has to be there.
+type inspection struct {
+	capability manifest.Capability
+	answer     func(ctx context.Context, args []byte) (any, error)
+}
+
+// Capability implements Handler.
+func (h *inspection) Capability() manifest.Capability { return h.capability }
+
+// Call implements Handler.
+func (h *inspection) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([]byte, Stream, error) {
+	timed, cancel := pageContext(ctx)
+	defer cancel()
+	out, err := h.answer(timed, args)
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := encode(out)
+	return raw, nil, err
+}
+
+// encode is json.Marshal without its escapes for HTML, which would make text six times as long.
+func encode(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(v)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
+}
+
+// answerReserve is more than an answer has beside its lists, bytes.
+const answerReserve = 2 << 10
+
+// fit returns the first elements of a list whose JSON fits into room bytes, and takes it off.
+func fit[T any](list []T, room *int) []T {
+	for i := range list {
+		raw, err := encode(&list[i])
+		if err != nil || len(raw)+1 > *room {
+			return list[:i]
+		}
+		*room -= len(raw) + 1
+	}
+	return list
+}
+
+// cursorInput is the input of lists in pages. A cursor is the number of elements on earlier pages.
+type cursorInput struct {
+	Cursor    string `json:"cursor"`
+	Interface string `json:"interface"`
+}
+
+func parseCursor(args []byte) (in cursorInput, skip int, err error) {
+	if err := json.Unmarshal(args, &in); err != nil || in.Cursor == "" {
+		return in, 0, err
+	}
+	skip, err = strconv.Atoi(in.Cursor)
+	return in, skip, err
+}
+
+// checkCursor refuses a cursor beyond the end of the list. The list may have become shorter, so that
+// its end is a good one.
+func checkCursor(skip, total int) error {
+	if skip > total {
+		return manifest.E(manifest.ManifestInvalid, "argument cursor: not of a page with these arguments")
+	}
+	return nil
+}
+
+// nextCursor is the cursor of the next page; "" if there is none, or this one is empty because its
+// elements could not be read.
+func nextCursor(skip, given, total int) string {
+	if given == 0 || skip+given >= total {
+		return ""
+	}
+	return strconv.Itoa(skip + given)
+}
+
+func (o *InspectionOptions) info(ctx context.Context, _ []byte) (any, error) {
+	return o.Machine.Info(ctx), nil
+}
+
+// modulesOutput is system.modules.read.output@1.0.0.
+type modulesOutput struct {
+	TSMS int64 `json:"ts_ms,omitempty"`
+	prober.ModuleReadings
+	Unavailable []string `json:"unavailable"`
+	Unfinished  []string `json:"unfinished,omitempty"`
+}
+
+func (o *InspectionOptions) modules(ctx context.Context, args []byte) (any, error) {
+	in := struct {
+		Modules []string `json:"modules"`
+	}{prober.OptionalModuleNames()}
+	if err := json.Unmarshal(args, &in); err != nil {
+		return nil, err
+	}
+	set := prober.ModuleSet(0)
+	for _, name := range in.Modules {
+		m, _ := prober.ModuleByName(name)
+		set |= prober.SetOf(m)
+	}
+	readings, unfinished := o.Modules.ReadModules(ctx, set)
+	out := modulesOutput{ModuleReadings: readings, Unavailable: []string{}}
+	if ms, ok := o.Clock(); ok {
+		out.TSMS = ms
+	}
+	present := readings.NewSince(&prober.ModuleReadings{})
+	out.Unavailable = (set &^ present &^ unfinished).Names()
+	if unfinished != 0 {
+		out.Unfinished = unfinished.Names()
+	}
+	return out, nil
+}
+
+func (o *InspectionOptions) processes(ctx context.Context, args []byte) (any, error) {
+	in := struct {
+		SortBy   string `json:"sort_by"`
+		Limit    int    `json:"limit"`
+		WindowMS int64  `json:"window_ms"`
+		Name     string `json:"name"`
+	}{"cpu", 10, 500, ""}
+	if err := json.Unmarshal(args, &in); err != nil {
+		return nil, err
+	}
+	out := o.Machine.Processes(ctx, inspect.ProcessQuery{
+		SortBy: in.SortBy, Limit: in.Limit, Window: time.Duration(in.WindowMS) * time.Millisecond, Name: in.Name,
+		Args: o.Arguments != nil && o.Arguments(),
+	})
+	room := maxPageSize - answerReserve
+	list := out.Processes
+	if out.Processes = fit(list, &room); len(out.Processes) < len(list) && !slices.Contains(out.Unfinished, "details") {
+		out.Unfinished = append(out.Unfinished, "details")
+	}
+	return out, nil
+}
+
+func (o *InspectionOptions) disks(ctx context.Context, args []byte) (any, error) {
+	_, skip, err := parseCursor(args)
+	if err != nil {
+		return nil, err
+	}
+	d := o.Machine.Disks(ctx, skip)
+	if err := checkCursor(skip, d.Total); err != nil {
+		return nil, err
+	}
+	room := maxPageSize - answerReserve
+	d.Disks = fit(d.Disks, &room)
+	d.Filesystems = fit(d.Filesystems, &room)
+	return struct {
+		inspect.Disks
+		NextCursor string `json:"next_cursor,omitempty"`
+	}{d, nextCursor(skip, len(d.Filesystems), d.Total)}, nil
+}
+
+func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, error) {
+	in, skip, err := parseCursor(args)
+	if err != nil {
+		return nil, err
+	}
+	n := o.Machine.Network(ctx, inspect.NetworkQuery{Interface: in.Interface, Skip: skip})
+	total := n.TotalInterfaces + n.TotalRoutes
+	if err := checkCursor(skip, total); err != nil {
+		return nil, err
+	}
+	room := maxPageSize - answerReserve
+	interfaces := n.Interfaces
+	if n.Interfaces = fit(interfaces, &room); len(n.Interfaces) < len(interfaces) {
+		n.Routes = n.Routes[:0] // they follow all interfaces
+	}
+	n.Routes = fit(n.Routes, &room)
+	return struct {
+		inspect.Network
+		NextCursor string `json:"next_cursor,omitempty"`
+	}{n, nextCursor(skip, len(n.Interfaces)+len(n.Routes), total)}, nil
+}
+
+// Bounds of the doctor's texts, characters as in the schema.
+const (
+	maxChecks    = 32
+	maxCheckName = 32
+	maxCheckText = 512
+)
+
+func (o *InspectionOptions) doctor(ctx context.Context, _ []byte) (any, error) {
+	r := o.Doctor(ctx)
+	out := DoctorReport{Checks: []DoctorCheck{}, Warnings: r.Warnings, Failures: r.Failures}
+	for _, c := range r.Checks[:min(len(r.Checks), maxChecks)] {
+		out.Checks = append(out.Checks, DoctorCheck{
+			inspect.Text(c.Name, maxCheckName), c.Status, inspect.Text(c.Message, maxCheckText), inspect.Text(c.Next, maxCheckText),
+		})
+	}
+	for _, name := range r.Unfinished[:min(len(r.Unfinished), maxChecks)] {
+		out.Unfinished = append(out.Unfinished, inspect.Text(name, maxCheckName))
+	}
+	room := maxPageSize - answerReserve
+	out.Checks = fit(out.Checks, &room)
+	return out, nil
+}

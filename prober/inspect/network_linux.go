@@ -1,0 +1,259 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	gopsnet "github.com/shirou/gopsutil/v4/net"
+)
+
+// Bounds of what is read of the network.
+const (
+	maxNameservers = 8
+	maxRoutesRead  = 1_000_000 // lines; a router of the internet has as many
+)
+
+// Network returns a page of interfaces and routes. It asks the kernel, and sends nothing into the
+// network.
+func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
+	out := Network{Interfaces: []Interface{}, Routes: []Route{}}
+	var found []net.Interface
+	var counters map[string]*Counters
+	var routes routeList
+	parts := []part[Network]{
+		{"interfaces", func(context.Context) func(*Network) {
+			list, err := interfacesNamed(q.Interface)
+			if err != nil {
+				return nil
+			}
+			return func(n *Network) { found, n.TotalInterfaces = list, len(list) }
+		}},
+		{"counters", func(ctx context.Context) func(*Network) {
+			c := m.counters(ctx)
+			if c == nil {
+				return nil
+			}
+			return func(*Network) { counters = c }
+		}},
+		{"routes", func(ctx context.Context) func(*Network) {
+			r := routeList{only: q.Interface}
+			if !m.readRoutes(ctx, &r) {
+				return nil
+			}
+			return func(n *Network) { routes, n.TotalRoutes = r, r.total }
+		}},
+	}
+	if q.Skip == 0 {
+		parts = append(parts, part[Network]{"nameservers", m.nameservers})
+	}
+	out.Unfinished = collect(ctx, &m.guard, &out, parts...)
+
+	page := window(found, q.Skip, MaxInterfaces)
+	for i := range page {
+		out.Interfaces = append(out.Interfaces, describe(&page[i], counters))
+	}
+	if q.Skip+len(page) >= len(found) {
+		out.Routes = append(out.Routes, window(routes.list, q.Skip-len(found), MaxRoutes)...)
+	}
+	var addresses []Interface
+	late := collect(ctx, &m.guard, &addresses, part[[]Interface]{"addresses", func(ctx context.Context) func(*[]Interface) {
+		got := make([]Interface, len(page))
+		for i := range page {
+			if ctx.Err() != nil {
+				return nil
+			}
+			got[i] = m.addresses(&page[i])
+		}
+		return func(a *[]Interface) { *a = got }
+	}})
+	for i, a := range addresses {
+		out.Interfaces[i].Addresses, out.Interfaces[i].SpeedMbps = a.Addresses, a.SpeedMbps
+	}
+	out.Unfinished = append(out.Unfinished, late...)
+	return out
+}
+
+// interfacesNamed returns all interfaces, or the one of a name.
+func interfacesNamed(name string) ([]net.Interface, error) {
+	list, err := net.Interfaces()
+	if err != nil || name == "" {
+		return list, err
+	}
+	for i := range list {
+		if list[i].Name == name {
+			return list[i : i+1], nil
+		}
+	}
+	return nil, nil
+}
+
+// describe is what the kernel says about an interface in one answer for all.
+func describe(i *net.Interface, counters map[string]*Counters) Interface {
+	return Interface{
+		Name: Text(i.Name, maxName), Up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0,
+		Loopback: i.Flags&net.FlagLoopback != 0, MAC: Text(i.HardwareAddr.String(), maxName), MTU: max(i.MTU, 0),
+		Counters: counters[i.Name],
+	}
+}
+
+// addresses asks for the addresses of one interface, and for its speed, which the driver may have to
+// find out.
+func (m *Machine) addresses(i *net.Interface) (out Interface) {
+	list, _ := i.Addrs()
+	for _, a := range window(list, 0, maxAddresses) {
+		out.Addresses = append(out.Addresses, Text(a.String(), maxName))
+	}
+	if !strings.ContainsAny(i.Name, "/\x00") && i.Name != "." && i.Name != ".." {
+		speed, _ := strconv.Atoi(readText(m.path("sys/class/net", i.Name, "speed"), maxName))
+		out.SpeedMbps = max(speed, 0) // -1: not known
+	}
+	return out
+}
+
+// counters reads /proc/net/dev; nil if it cannot be read.
+func (m *Machine) counters(ctx context.Context) map[string]*Counters {
+	list, err := gopsnet.IOCountersWithContext(m.env(ctx), true)
+	if err != nil {
+		return nil
+	}
+	out := make(map[string]*Counters, len(list))
+	for _, c := range list {
+		out[c.Name] = &Counters{
+			BytesIn: min(c.BytesRecv, maxCount), BytesOut: min(c.BytesSent, maxCount),
+			PacketsIn: min(c.PacketsRecv, maxCount), PacketsOut: min(c.PacketsSent, maxCount),
+			ErrorsIn: min(c.Errin, maxCount), ErrorsOut: min(c.Errout, maxCount),
+			DroppedIn: min(c.Dropin, maxCount), DroppedOut: min(c.Dropout, maxCount),
+		}
+	}
+	return out
+}
+
+// routeList collects routes; only the first ones are kept, all are counted.
+type routeList struct {
+	only  string // interface; "": all
+	list  []Route
+	total int
+}
+
+// maxRoutesKept bounds the routes that a caller can page to.
+const maxRoutesKept = 5000
+
+func (r *routeList) add(route Route) bool {
+	if r.only != "" && route.Interface != r.only {
+		return true
+	}
+	if r.total++; r.total <= maxRoutesKept {
+		route.Interface = Text(route.Interface, maxName)
+		r.list = append(r.list, route)
+	}
+	return r.total < maxRoutesRead
+}
+
+// readRoutes reads the main tables of IPv4 and IPv6. A machine may have only one of them.
+func (m *Machine) readRoutes(ctx context.Context, r *routeList) bool {
+	each := func(parse func([]byte) (Route, bool)) func([]byte) bool {
+		return func(line []byte) bool {
+			route, ok := parse(line)
+			return !ok || r.add(route)
+		}
+	}
+	err4 := eachLine(ctx, m.path("proc/net/route"), each(parseRoute4))
+	err6 := eachLine(ctx, m.path("proc/net/ipv6_route"), each(parseRoute6))
+	return ctx.Err() == nil && (err4 == nil || err6 == nil)
+}
+
+// Flags of a route, of linux/route.h and linux/ipv6_route.h.
+const (
+	routeUp      = 0x0001
+	routeReject  = 0x0200
+	routeAnycast = 0x0010_0000
+	routeLocal   = 0x8000_0000
+)
+
+// parseRoute4 parses a line of /proc/net/route: interface, destination, gateway, flags, three
+// counters of which the last is the metric, mask. Addresses are 32-bit words in the byte order of
+// the machine, which is little-endian on all platforms of agentctl.
+func parseRoute4(line []byte) (Route, bool) {
+	f := bytes.Fields(line)
+	if len(f) < 8 {
+		return Route{}, false
+	}
+	destination, ok1 := address(f[1], 4, true)
+	gateway, ok2 := address(f[2], 4, true)
+	mask, ok3 := address(f[7], 4, true)
+	flags, err := strconv.ParseUint(string(f[3]), 16, 32)
+	if !ok1 || !ok2 || !ok3 || err != nil || flags&routeUp == 0 || flags&routeReject != 0 {
+		return Route{}, false
+	}
+	bits, _ := net.IPMask(mask.AsSlice()).Size()
+	metric, _ := parseUint(f[6])
+	return newRoute(destination, bits, gateway, string(f[0]), metric), true
+}
+
+// parseRoute6 parses a line of /proc/net/ipv6_route: destination, length, source, length, next hop,
+// metric, two counters, flags, interface. Routes to this machine itself and to groups are left out.
+func parseRoute6(line []byte) (Route, bool) {
+	f := bytes.Fields(line)
+	if len(f) < 10 {
+		return Route{}, false
+	}
+	destination, ok1 := address(f[0], 16, false)
+	gateway, ok2 := address(f[4], 16, false)
+	bits, err1 := strconv.ParseUint(string(f[1]), 16, 8)
+	metric, err2 := strconv.ParseUint(string(f[5]), 16, 32)
+	flags, err3 := strconv.ParseUint(string(f[8]), 16, 32)
+	if !ok1 || !ok2 || err1 != nil || bits > 128 || err2 != nil || err3 != nil ||
+		flags&routeUp == 0 || flags&(routeReject|routeAnycast|routeLocal) != 0 || destination.IsMulticast() || string(f[9]) == "lo" {
+		return Route{}, false
+	}
+	return newRoute(destination, int(bits), gateway, string(f[9]), metric), true
+}
+
+// address parses an address in hex; reversed is set if its last byte comes first.
+func address(b []byte, size int, reversed bool) (netip.Addr, bool) {
+	raw := make([]byte, size)
+	if len(b) != 2*size {
+		return netip.Addr{}, false
+	}
+	if _, err := hex.Decode(raw, b); err != nil {
+		return netip.Addr{}, false
+	}
+	if reversed {
+		raw[0], raw[1], raw[2], raw[3] = raw[3], raw[2], raw[1], raw[0]
+	}
+	return netip.AddrFromSlice(raw)
+}
+
+// newRoute words a route.
+func newRoute(destination netip.Addr, bits int, gateway netip.Addr, name string, metric uint64) Route {
+	r := Route{Destination: "default", Interface: name, Metric: int64(min(metric, maxCount))}
+	if bits > 0 || !destination.IsUnspecified() {
+		r.Destination = netip.PrefixFrom(destination, bits).String()
+	}
+	if !gateway.IsUnspecified() {
+		r.Gateway = gateway.String()
+	}
+	return r
+}
+
+// nameservers reads resolv.conf(5).
+func (m *Machine) nameservers(ctx context.Context) func(*Network) {
+	var list []string
+	err := eachLine(ctx, m.path("etc/resolv.conf"), func(line []byte) bool {
+		if f := bytes.Fields(line); len(f) >= 2 && string(f[0]) == "nameserver" {
+			if s := Text(string(f[1]), maxName); s != "" {
+				list = append(list, s)
+			}
+		}
+		return len(list) < maxNameservers
+	})
+	if err != nil {
+		return nil
+	}
+	return func(n *Network) { n.Nameservers = list }
+}
