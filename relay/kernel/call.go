@@ -268,6 +268,9 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 		return nil, &manifest.Error{Code: manifest.SafetyDenied, Message: "tools of this safety class need an approval, which this release does not support", Reason: "safety_class"}
 	}
 	if t.Streams && !r.Stream {
+		if t.NodeID == "" { // POST /mcp/tools/call has streams of boards only
+			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool takes up to half a minute and is served over /mcp only", Reason: "unary_on_stream"}
+		}
 		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading", Reason: "unary_on_stream"}
 	}
 	if len(r.Arguments) == 0 {
