@@ -221,6 +221,7 @@ func (r *Relay) newFrontEnd() error {
 	r.mcp = mcp.New(mcp.Options{
 		Notice: r.notice(), Label: r.boardLabel,
 		Kernel: r.kernel, Authenticate: r.mcpCaller, Bodies: r.bodies, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
+		SessionKeys:     r.store.SessionKeys,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})
 	return nil

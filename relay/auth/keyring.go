@@ -3,7 +3,9 @@ package auth
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"database/sql"
 	"encoding/pem"
@@ -76,6 +78,7 @@ type keyring struct {
 	public   map[keyID]*verifyKey
 	signKID  string
 	signKey  ed25519.PrivateKey
+	sessions [][]byte // derived from each key, the one that signs first; see SessionKeys
 }
 
 // keyRow is a row of the table keys.
@@ -221,8 +224,15 @@ func (s *Store) readKeyring(ctx context.Context, old *keyring) (*keyring, error)
 		}
 		k.until.Store(r.until)
 		ring.public[id] = k
+		session, err := deriveSessionKey(key)
+		if err != nil {
+			return nil, err
+		}
+		ring.sessions = append(ring.sessions, session)
 		if r.until == 0 {
 			ring.signKID, ring.signKey = r.kid, key
+			last := len(ring.sessions) - 1
+			ring.sessions[0], ring.sessions[last] = session, ring.sessions[0]
 		}
 	}
 	if ring.signKey == nil {
@@ -230,6 +240,20 @@ func (s *Store) readKeyring(ctx context.Context, old *keyring) (*keyring, error)
 	}
 	return ring, nil
 }
+
+// sessionKeyInfo separates the keys of MCP sessions from whatever else is derived from a signing key.
+const sessionKeyInfo = "agentctl-mcp-session-v1"
+
+// deriveSessionKey derives the key of MCP session ids from a signing key (RFC 5869).
+func deriveSessionKey(key ed25519.PrivateKey) ([]byte, error) {
+	return hkdf.Key(sha256.New, key.Seed(), nil, sessionKeyInfo, sha256.Size)
+}
+
+// SessionKeys returns the keys of MCP session ids, one for each signing key, that of the present one
+// first. They are derived and not stored: they are in a backup as the signing keys are, a rotation
+// replaces them, and one that drops the old keys voids the sessions with the tokens. The caller
+// must not change them.
+func (s *Store) SessionKeys() [][]byte { return s.keyring.Load().sessions }
 
 // refreshKeys reads the keys again if another process has changed them.
 func (s *Store) refreshKeys(ctx context.Context, revision int64) error {

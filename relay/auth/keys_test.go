@@ -1,12 +1,14 @@
 package auth
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -104,6 +106,34 @@ func TestRotateKeys(t *testing.T) {
 	}
 	if files, _ := os.ReadDir(filepath.Join(s.dir.path, keysDir)); len(files) != 2+1 {
 		t.Errorf("%d files", len(files))
+	}
+}
+
+// The keys of MCP sessions are those of the signing keys: they are the same after a restart, verify
+// after a rotation, and end with a key that is dropped.
+func TestSessionKeys(t *testing.T) {
+	s := openStore(t, Options{})
+	first := s.SessionKeys()
+	if len(first) != 1 || len(first[0]) != 32 || bytes.Contains(s.keyring.Load().signKey, first[0]) {
+		t.Fatalf("%d keys", len(first))
+	}
+	if again := openStore(t, Options{StateDir: s.dir.path}).SessionKeys(); !bytes.Equal(again[0], first[0]) {
+		t.Error("another process has other keys")
+	}
+	if other := openStore(t, Options{}).SessionKeys(); bytes.Equal(other[0], first[0]) {
+		t.Error("another relay has the same key")
+	}
+	for range 3 {
+		before := s.SessionKeys()
+		rotate(t, s, RotateRequest{})
+		after := s.SessionKeys()
+		if len(after) != len(before)+1 || bytes.Equal(after[0], before[0]) || !slices.ContainsFunc(after, func(k []byte) bool { return bytes.Equal(k, before[0]) }) {
+			t.Errorf("%d keys after a rotation, %d before", len(after), len(before))
+		}
+	}
+	rotate(t, s, RotateRequest{DropOld: true})
+	if last := s.SessionKeys(); len(last) != 1 || bytes.Equal(last[0], first[0]) {
+		t.Errorf("%d keys after one that drops the old ones", len(last))
 	}
 }
 

@@ -88,7 +88,7 @@ func TestStreamSignsOfLife(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			for range 3 {
+			for range 4 {
 				if note := <-call.notifications; note != nil {
 					t.Errorf("notification %s, want a comment", note)
 				}
@@ -105,7 +105,7 @@ func TestStreamSignsOfLife(t *testing.T) {
 			t.Errorf("result %s", body)
 		}
 		for i, d := range at {
-			if d != time.Duration(i+1)*aliveInterval {
+			if d != time.Duration(i)*aliveInterval {
 				t.Errorf("sign of life %d after %s", i, d)
 			}
 		}

@@ -115,6 +115,9 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 		default:
 		}
 	})
+	if tool := kr.Target(); tool == nil || !tool.Streams {
+		progress.alive() // callTool did not know that there would be a stream
+	}
 	var frames [][]byte // of a board; only the last one of a plugin, which says in it what it has to say
 	isBoard := isBoardStream(kr.Target())
 	// end audits the reason and renders the result: the error, or the last frame.

@@ -55,10 +55,11 @@ func (c *client) Capabilities() json.RawMessage {
 	if c.x.modern {
 		caps = c.req.GetParams().GetMeta()[sdk.MetaKeyClientCapabilities]
 	} else if init := c.session().InitializeParams(); init != nil && init.Capabilities != nil {
-		caps = struct {
-			*sdk.ClientCapabilities
-			Roots *sdk.RootCapabilities `json:"roots,omitempty"` // the SDK's own field is never omitted
-		}{init.Capabilities, init.Capabilities.RootsV2}
+		data, err := marshalCapabilities(init.Capabilities)
+		if err != nil {
+			return nil
+		}
+		return data
 	}
 	if caps == nil {
 		return nil

@@ -78,9 +78,16 @@
 // (edge.Compress): every board of a model has the same schemas. Nothing else is compressed
 // (isList).
 //
+// # Restarts
+//
+// A session id is signed and holds what it takes to make the session again, so that a restart of
+// the relay ends none (session_id.go, session_recreate.go). The SDK has an id of its own for each
+// session, which no client sees.
+//
 // # Locks and goroutines
 //
-// Handler.mu is taken first; tenant.mu and session.mu are leaves. Handler.mu is held while
+// recreations.mu is taken before Handler.mu, and held while the SDK opens a session, which waits
+// for no client. Handler.mu is taken first otherwise; tenant.mu and session.mu are leaves. Handler.mu is held while
 // the kernel subscribes a tenant or ends a watch, and while an identity is checked: none
 // of these calls back into the handler.
 // A limit on anything that a client can make many of (tenants, sessions, streams, watches,

@@ -36,6 +36,7 @@ var (
 	errTooManySessions = errors.New("mcp: too many sessions")
 	// errInputUnavailable: a tool wants input that the client has not announced.
 	errInputUnavailable = errors.New("mcp: the client cannot provide this input")
+	errSessions         = tooMany("too many sessions are open; end some with DELETE or use protocol version "+modernVersion, "sessions", 60_000)
 	errTooManyWatches   = &manifest.Error{Code: manifest.RateLimited, RetryAfterMS: 10_000, Message: "too many resources are watched; retry later", Reason: "watches"}
 	// errNoServerRequests answers Request in the modern era, where a server sends no
 	// requests to a client.

@@ -41,6 +41,11 @@ type Options struct {
 	// another origin.
 	Guard *edge.Guard
 
+	// SessionKeys returns the keys of session ids: the first one signs, all of them verify. With the
+	// same keys a later Handler makes the sessions of this one again (session_recreate.go). It is
+	// called when a session is opened, and for each unknown id. Default: one key of this Handler.
+	SessionKeys func() [][]byte
+
 	// Bodies bounds the memory of request bodies; the server may have other handlers that share
 	// it. Default: the handler has its own.
 	Bodies *edge.Bodies
@@ -87,6 +92,9 @@ type Handler struct {
 
 	sessionPool, streamPool *edge.Pool // shares of both tables, by identity
 
+	start     int64 // of this process, Unix nanoseconds: part of the session ids that it issues
+	recreated recreations
+
 	bodyTimeout time.Duration
 	neverDirect bool   // tests compare direct calls with the SDK's answers
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
@@ -130,6 +138,9 @@ func New(opts Options) *Handler {
 	if opts.Bodies == nil {
 		opts.Bodies = edge.NewBodies()
 	}
+	if opts.SessionKeys == nil {
+		opts.SessionKeys = randomSessionKeys()
+	}
 	if opts.Guard == nil {
 		opts.Guard = edge.NewGuard(edge.GuardOptions{CheckHost: true})
 	}
@@ -147,6 +158,8 @@ func New(opts Options) *Handler {
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*sse.QueuedWriter),
 		bodyTimeout: 10 * time.Second,
+		start:       time.Now().UnixNano(),
+		recreated:   recreations{pool: edge.NewPool(maxRecreated)},
 		sessionPool: edge.NewPool(int64(opts.MaxSessions)),
 		streamPool:  edge.NewPool(int64(opts.MaxStreams)),
 	}
@@ -272,6 +285,9 @@ type exchange struct {
 
 	call   *muxCall       // of a request that the mux carries
 	writer *timeoutWriter // of a request that the SDK answers, unless it is a stream
+
+	opened    *session // by its initialize
+	recreates string   // the id of the session to open, for openAgain
 
 	// Of a request in a session:
 	requestIDs       []string    // claimed by claimIDs

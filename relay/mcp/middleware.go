@@ -100,7 +100,11 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 	if x.session != nil { // registering it again would lose what the session holds
 		return nil, &jsonrpc.Error{Code: codeInvalidRequest, Message: "this session is initialized; send initialize without an Mcp-Session-Id to open another"}
 	}
-	s, err := t.h.registerSession(ss, x)
+	p, ok := req.GetParams().(*sdk.InitializeParams)
+	if !ok || p == nil {
+		return nil, invalidParams("initialize needs params")
+	}
+	s, err := t.h.registerSession(ss, x, p)
 	if err != nil {
 		return nil, rpcError(&manifest.Error{Code: manifest.RateLimited, Message: "too many sessions are open; retry later"}, manifest.NewTraceID())
 	}
@@ -109,6 +113,7 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 		t.h.unregisterSession(s)
 		return nil, err
 	}
+	x.opened = s
 	if r, ok := res.(*sdk.InitializeResult); ok {
 		t.removeUnserved(x, r.Capabilities)
 	}

@@ -34,15 +34,19 @@ import (
 //	another owner's session id      404: initialize again
 //
 // It is also closed by its idle time-out, to make room for another of its tenant, when the
-// SDK no longer knows it, and by the end of Run. The relay keeps no session over a restart.
+// SDK no longer knows it, and by the end of Run. The next process makes it again when it is used
+// (session_recreate.go).
 type session struct {
-	id     string
+	id     string        // see newSessionID
+	sdkID  string        // the SDK's, which no client sees
 	owner  string        // ownerKey of who opened it
 	holder edge.Identity // of its share of Handler.sessionPool
 	tenant *tenant
 	ss     *sdk.ServerSession
 
 	usage // by its requests, streams included
+
+	listsUnknown atomic.Bool // it was made again, and its client has not been told that lists may have changed
 
 	mu            sync.Mutex // protects the fields below
 	closed        bool
@@ -191,6 +195,9 @@ func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exch
 	r = r.WithContext(context.WithValue(x.ctx, exchangeKey{}, x))
 	r.Header = maps.Clone(r.Header)
 	r.Header["Authorization"] = []string{"Bearer checked"}
+	if x.session != nil {
+		r.Header[headerSession] = []string{x.session.sdkID}
+	}
 	if body != nil {
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	}
@@ -200,7 +207,8 @@ func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exch
 // serveSessionPost serves messages of the legacy era: within their session, or an
 // initialize that opens one.
 func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
-	if s := h.findSession(r, x); s != nil {
+	s, refusal := h.findSession(r, x)
+	if s != nil {
 		x.ctx, x.cancel = context.WithCancel(x.ctx)
 		defer x.cancel()
 		if s.attach(x) {
@@ -210,15 +218,16 @@ func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *ex
 		}
 	}
 	switch {
+	case refusal != nil:
+		h.refuse(w, r, http.StatusTooManyRequests, refusal)
 	case r.Header.Get(headerSession) != "":
 		refuseRPC(w, http.StatusNotFound, msgs[0].id, codeInvalidRequest, "no such session; initialize again")
 	case isBatch || msgs[0].method != "initialize":
 		refuseRPC(w, http.StatusBadRequest, msgs[0].id, codeInvalidRequest, "this request needs an Mcp-Session-Id; send initialize first")
 	case !h.hasSessionCapacity(x):
-		h.refuse(w, r, http.StatusTooManyRequests,
-			tooMany("too many sessions are open; end some with DELETE or use protocol version "+modernVersion, "sessions", 60_000))
+		h.refuse(w, r, http.StatusTooManyRequests, errSessions)
 	default:
-		serveSDK(h.legacy, w, r, x, body)
+		serveSDK(h.legacy, sessionIDWriter{w, x}, r, x, body)
 	}
 }
 
@@ -279,17 +288,26 @@ var sessionMethods = map[string]bool{
 	"notifications/initialized": true, "notifications/cancelled": true, "notifications/progress": true, "notifications/roots/list_changed": true,
 }
 
-// findSession returns the session that the request names, if it is the caller's own. For
-// another's the answer is the same as for none.
-func (h *Handler) findSession(r *http.Request, x *exchange) *session {
+// findSession returns the session that the request names, if it is the caller's own; one that an
+// earlier process issued is made again. For another's the answer is the same as for none. The error
+// says that the caller has too many.
+func (h *Handler) findSession(r *http.Request, x *exchange) (*session, *manifest.Error) {
 	id := r.Header.Get(headerSession)
 	if id == "" {
-		return nil
+		return nil, nil
 	}
+	if s := h.lookupSession(x.caller, id); s != nil {
+		return s, nil
+	}
+	return h.recreateSession(x, id)
+}
+
+// lookupSession returns an open session of a caller, or nil.
+func (h *Handler) lookupSession(c *kernel.Caller, id string) *session {
 	h.mu.RLock()
 	s := h.sessions[id]
 	h.mu.RUnlock()
-	if s == nil || s.owner != ownerKey(x.caller) {
+	if s == nil || s.owner != ownerKey(c) {
 		return nil
 	}
 	return s
@@ -301,7 +319,11 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 		h.refuse(w, r, http.StatusBadRequest, manifest.E(manifest.BadRequest, "this request needs an Mcp-Session-Id; POST initialize first"))
 		return
 	}
-	s := h.findSession(r, x)
+	s, refusal := h.findSession(r, x)
+	if refusal != nil {
+		h.refuse(w, r, http.StatusTooManyRequests, refusal)
+		return
+	}
 	if s == nil {
 		h.refuse(w, r, http.StatusNotFound, manifest.E(manifest.BadRequest, "no such session; initialize again"))
 		return
@@ -323,7 +345,7 @@ func (h *Handler) serveSessionMethod(w http.ResponseWriter, r *http.Request, x *
 		defer s.detach(x)
 		s.addStream(x)
 		defer s.removeStream(x)
-		serveSDK(h.legacy, w, r, x, nil)
+		serveSDK(h.legacy, announceWriter(w, s), r, x, nil)
 	})
 }
 
@@ -379,15 +401,20 @@ func (h *Handler) hasSessionCapacity(x *exchange) bool {
 
 // registerSession registers the session that an initialize is about to open. It checks the
 // bounds again: hasSessionCapacity reserved nothing, and others may have come first.
-func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange) (*session, error) {
+func (h *Handler) registerSession(ss *sdk.ServerSession, x *exchange, p *sdk.InitializeParams) (*session, error) {
+	id := x.recreates
+	if id == "" {
+		id = h.newSessionID(ownerKey(x.caller), p)
+	}
 	s := &session{
-		id: ss.ID(), owner: ownerKey(x.caller), holder: identityOf(x.caller), tenant: x.tenant, ss: ss,
+		id: id, sdkID: ss.ID(), owner: ownerKey(x.caller), holder: identityOf(x.caller), tenant: x.tenant, ss: ss,
 		exchanges: make(map[*exchange]struct{}), subscriptions: make(map[string]func()),
 	}
 	s.markUsed()
+	s.listsUnknown.Store(x.recreates != "")
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.stopped || s.id == "" || !h.sessionPool.TryAcquire(s.holder, 1) {
+	if h.stopped || s.sdkID == "" || !h.sessionPool.TryAcquire(s.holder, 1) {
 		return nil, errTooManySessions
 	}
 	h.sessions[s.id] = s

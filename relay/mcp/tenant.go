@@ -34,6 +34,7 @@ type tenant struct {
 	sub                  *kernel.Subscription // changes of what the kernel offers
 	stop                 func()               // closes stopped
 	stopped              chan struct{}
+	announce             chan struct{} // holds one signal: see announceLists
 
 	usage                    // by requests; acquireTenant counts them in, release out
 	openStreams atomic.Int64 // of them streams
@@ -65,7 +66,7 @@ func newTenant(h *Handler, name string) (*tenant, error) {
 		return nil, err
 	}
 	t := &tenant{
-		h: h, name: name, sub: sub, mux: newRequestMux(), stopped: make(chan struct{}),
+		h: h, name: name, sub: sub, mux: newRequestMux(), stopped: make(chan struct{}), announce: make(chan struct{}, 1),
 		sessions: make(map[*session]struct{}), listeners: make(map[*listener]struct{}),
 		watchCounts: make(map[string]int),
 	}
@@ -135,6 +136,9 @@ func (t *tenant) run(ctx context.Context) {
 			return
 		case <-t.stopped:
 			return
+		case <-t.announce:
+			t.sendLists(ctx)
+			continue
 		case <-t.sub.Ready(): // merge what changed into the next round
 			c := t.sub.Next()
 			pending.Tools = pending.Tools || c.Tools
@@ -193,17 +197,21 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 		if len(callers) == 0 {
 			continue
 		}
-		c := c
-		c.Tools = c.Tools && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
-		t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, func(uri string) bool {
-			return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, uri) })
-		})
+		t.notifySession(ctx, s, callers, c, updated)
 	}
 	for _, l := range listeners {
 		c := kernel.Change{Tools: c.Tools && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
 			Prompts: c.Prompts && l.want.PromptsListChanged}
 		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] && t.h.opts.Kernel.MayRead(l.x.caller, uri) })
 	}
+}
+
+// notifySession sends one round to a session whose streams callers have opened.
+func (t *tenant) notifySession(ctx context.Context, s *session, callers []*kernel.Caller, c kernel.Change, updated map[string]bool) {
+	c.Tools = c.Tools && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
+	t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, func(uri string) bool {
+		return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, uri) })
+	})
 }
 
 // sendChanges sends the notifications that one client wants. Each gets a new _meta, since

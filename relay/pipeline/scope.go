@@ -36,7 +36,7 @@ func (s Scope) String() string {
 }
 
 // MaxScopeName bounds the name in a Scope, bytes.
-const MaxScopeName = 128
+const MaxScopeName = 512
 
 // ParseScope reads "global" (or ""), "transport=NAME", "plugin=NAME" and
 // "connection=ID". A name has 1 to MaxScopeName printable ASCII characters.

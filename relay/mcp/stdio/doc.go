@@ -13,10 +13,11 @@
 // # Sessions
 //
 // In versions with sessions (up to 2025-11-25) the bridge keeps the session for the client. It
-// reads the session's stream of notifications and opens it again when it breaks. When the
-// server has lost the session, by a restart say, it opens a new one with the client's own
-// initialize, subscribes to the same resources and reports that the lists changed. A
-// resource that the new server does not know yet is tried again whenever its list changes.
+// reads the session's stream of notifications and opens it again when it breaks, and then
+// subscribes to the same resources again: a relay keeps its sessions over a restart, but not
+// their subscriptions. When the server has lost the session, the bridge opens a new one with the
+// client's own initialize, subscribes likewise and reports that the lists changed. A
+// resource that the server does not know yet is tried again whenever its list changes.
 //
 // A request whose answer was lost gets an error; it is not sent twice, as it may have
 // taken effect. Only a request that the server refused with "no such session" is repeated.

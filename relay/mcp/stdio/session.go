@@ -30,7 +30,7 @@ type session struct {
 	sessionRef
 	initMessage   *message        // the client's initialize, to open a new session with
 	subscribed    map[string]bool // URIs that the client has subscribed to
-	unknown       map[string]bool // of these, the ones that the server did not know at the last renewal
+	unknown       map[string]bool // of these, the ones to subscribe to again: see resubscribeUnknown
 	stopListening context.CancelFunc
 }
 
@@ -220,8 +220,8 @@ func (b *bridge) resubscribe(ctx context.Context, s sessionRef, uris []string) e
 	return nil
 }
 
-// resubscribeUnknown tries the resources again that the server did not know: a board that was
-// offline may have come back. A failure is logged, and the next change of the list tries again.
+// resubscribeUnknown tries the resources again that the server did not know, since a board that was
+// offline may have come back, and those that it may have forgotten. A failure is logged, and the next change of the list tries again.
 func (b *bridge) resubscribeUnknown(ctx context.Context, s sessionRef) {
 	b.mu.Lock()
 	var uris []string
@@ -233,6 +233,20 @@ func (b *bridge) resubscribeUnknown(ctx context.Context, s sessionRef) {
 	b.mu.Unlock()
 	if err := b.resubscribe(ctx, s, uris); err != nil {
 		b.log.Warn("mcp resources are not watched", zap.String("error", b.describeError(err)))
+	}
+}
+
+// doubtSubscriptions has every resource subscribed to again when the stream of a session is open
+// again. A server that was restarted may know the session and not its subscriptions; to others a
+// repeated subscription changes nothing.
+func (b *bridge) doubtSubscriptions(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.session.id != id { // a new session, which renewSession has subscribed
+		return
+	}
+	for u := range b.session.subscribed {
+		b.session.unknown[u] = true
 	}
 }
 
@@ -266,6 +280,7 @@ func (b *bridge) listen(ctx context.Context) {
 		if time.Since(begin) > steadyListen || err == nil {
 			backoff = minListenBackoff
 		}
+		b.doubtSubscriptions(s.id)
 		select {
 		case <-time.After(backoff/2 + rand.N(backoff/2)):
 			backoff = min(2*backoff, maxListenBackoff)

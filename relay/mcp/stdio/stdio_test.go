@@ -71,6 +71,7 @@ func (allScopes) Has(string) bool { return true }
 // server is /mcp behind one URL over restarts.
 type server struct {
 	t    *testing.T
+	keys func() [][]byte // of sessions; nil: a restart loses them
 	http *httptest.Server
 	now  atomic.Pointer[mcp.Handler]
 	k    atomic.Pointer[kernel.Kernel]
@@ -98,7 +99,7 @@ func (s *server) startWith(plugins ...kernel.Plugin) {
 			s.t.Fatal(err)
 		}
 	}
-	h := mcp.New(mcp.Options{Kernel: k, Authenticate: func(r *http.Request) (*kernel.Caller, error) {
+	h := mcp.New(mcp.Options{Kernel: k, SessionKeys: s.keys, Authenticate: func(r *http.Request) (*kernel.Caller, error) {
 		if r.Header.Get("Authorization") != "Bearer good" {
 			return nil, manifest.E(manifest.SafetyDenied, "the token is not good")
 		}
@@ -238,6 +239,26 @@ func TestServerRestarts(t *testing.T) {
 		case <-time.After(time.Millisecond):
 		}
 	}
+}
+
+// TestServerKeepsSessions: a server that still knows the session after a restart has lost its
+// subscriptions, and the bridge makes them again.
+func TestServerKeepsSessions(t *testing.T) {
+	s := newServer(t)
+	s.stop()
+	s.keys = func() [][]byte { return [][]byte{[]byte("one key for both processes")} }
+	s.start()
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
+	c.hello()
+	c.send(`{"jsonrpc":"2.0","id":5,"method":"resources/subscribe","params":{"uri":"mcp://toy/a.json"}}`)
+	c.until(`"id":5`, `"result"`)
+	c.until("notifications/resources/updated") // the stream is open
+	s.stop()
+	s.start()
+	c.send(`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"toy.say","arguments":{"text":"again"}}}`)
+	c.until(`"id":6`, "again")
+	c.until("notifications/tools/list_changed")
+	c.until("notifications/resources/updated", "mcp://toy/a.json")
 }
 
 // TestResubscribeWhenBoardReturns: after a restart the bridge is back before the boards are, and

@@ -23,7 +23,7 @@ type args struct {
 // lines. Whether a name exists is checked by Middleware, Transports or Plugins.
 var (
 	wordPattern    = lazyregexp.New(`^[a-z][a-z0-9_-]{0,31}$`)
-	scopePattern   = lazyregexp.New(`^(global|(transport|plugin|connection)=[!-~]{1,128})$`)
+	scopePattern   = lazyregexp.New(`^(global|(transport|plugin|connection)=[!-~]{1,512})$`)
 	pluginPattern  = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}$`)
 	versionPattern = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}(@[0-9A-Za-z.+-]{1,64})?$`)
 	cursorPattern  = lazyregexp.New(`^[!-~]{1,128}$`)
