@@ -127,7 +127,7 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 	defer boardsDone.Wait()
 	defer stopBoards()
 
-	d := &Demo{RelayURL: r.URL(), MCPURL: r.URL() + "/mcp", SSEURL: r.SSEURL(), dir: dir, doctor: o.Doctor,
+	d := &Demo{RelayURL: r.URL(), MCPURL: client.MCPURL(r.URL(), client.FleetToolset, true), SSEURL: r.SSEURL(), dir: dir, doctor: o.Doctor,
 		TokenFile: filepath.Join(dir, "agent.token"), Socket: filepath.Join(dir, "run", "agentctl.sock")}
 	tokens, err := d.mintTokens(ctx, r.Store())
 	if err != nil {

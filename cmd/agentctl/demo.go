@@ -49,7 +49,9 @@ keeps its state in a temporary directory and removes it at the end.`,
 				if out.format == "" {
 					return showDemo(ctx, cmd.OutOrStdout(), d)
 				}
-				err := json.NewEncoder(cmd.OutOrStdout()).Encode(d)
+				e := json.NewEncoder(cmd.OutOrStdout())
+				e.SetEscapeHTML(false) // a person may copy the URL, which has &
+				err := e.Encode(d)
 				if err == nil {
 					<-ctx.Done()
 				}
@@ -99,7 +101,7 @@ func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 	fmt.Fprintf(w, `
 Paste into an MCP client (while this demo runs):
 
-  {"mcpServers":{"agentctl":{"type":"http","url":"%[1]s/mcp?names=flat","headers":{"Authorization":"Bearer %[2]s"}}}}
+  {"mcpServers":{"agentctl":{"type":"http","url":"%[8]s","headers":{"Authorization":"Bearer %[2]s"}}}}
 
 The metric stream with curl:
 
@@ -118,7 +120,7 @@ In another terminal:
 
 Live from this machine, once a second (Ctrl-C ends the demo):
 
-`, d.RelayURL, d.Token, stream, d.Socket, d.TokenFile, d.SSEURL, selfCommand())
+`, d.RelayURL, d.Token, stream, d.Socket, d.TokenFile, d.SSEURL, selfCommand(), d.MCPURL)
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return d.Client.Metrics(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f daemon.StatusSample

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -228,23 +227,4 @@ func setGateway(o *relay.Options, listen string, given bool) error {
 		o.SSE, o.ReadSSE = &e.Options, readAccess
 	}
 	return nil
-}
-
-// readyLine is the line that a program waits for; what is not served is null.
-// It is one line of JSON, written when every listener accepts connections, and the only thing
-// that the relay writes to stdout. Tests and supervisors read the URL from it, which with
-// --listen :0 is not known before.
-func readyLine(r *relay.Relay) []byte {
-	or := func(s string) any {
-		if s == "" {
-			return nil
-		}
-		return s
-	}
-	mcpURL := ""
-	if r.URL() != "" {
-		mcpURL = r.URL() + "/mcp"
-	}
-	line, _ := json.Marshal(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL()), "ca_sha256": or(r.CASHA256())})
-	return line
 }

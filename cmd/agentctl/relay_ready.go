@@ -1,0 +1,33 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+
+	"agentctl/client"
+	"agentctl/relay"
+)
+
+// readyLine is the line that a program waits for; what is not served is null.
+// It is one line of JSON, written when every listener accepts connections, and the only thing
+// that the relay writes to stdout. Tests and supervisors read the URL from it, which with
+// --listen :0 is not known before.
+func readyLine(r *relay.Relay) []byte {
+	or := func(s string) any {
+		if s == "" {
+			return nil
+		}
+		return s
+	}
+	mcpURL := ""
+	if r.URL() != "" {
+		mcpURL = client.MCPURL(r.URL(), client.FleetToolset, true)
+	}
+	var line bytes.Buffer
+	e := json.NewEncoder(&line)
+	e.SetEscapeHTML(false) // a person may copy the URL, which has &
+	_ = e.Encode(map[string]any{"ready": true, "url": or(r.URL()), "mcp_url": or(mcpURL), "sse_url": or(r.SSEURL()), "metrics_url": or(r.MetricsURL()), "ca_sha256": or(r.CASHA256())})
+	return bytes.TrimSpace(line.Bytes())
+}
