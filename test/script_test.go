@@ -42,6 +42,7 @@ import (
 //	until REGEXP command...        repeats it until its stdout is like this
 //	build FILE PACKAGE             go build -o FILE PACKAGE, at the root of the sources, which is $ROOT
 //	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
+//	activate SOCKET command...     starts the command for each connection, as its stdin, as systemd does
 //	fakerelay NAME FILE [STATUS]   serves FILE as the stream of every call, or as the whole
 //	                               answer with this status; NAME is then its URL
 func TestScript(t *testing.T) {
@@ -80,7 +81,7 @@ func TestScript(t *testing.T) {
 			return sandbox.Available() == nil, nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay, "build": cmdBuild,
+			"exits": cmdExits, "daemon": cmdDaemon, "halt": cmdHalt, "until": cmdUntil, "ca": cmdCA, "fakerelay": cmdFakeRelay, "build": cmdBuild, "activate": cmdActivate,
 		},
 	})
 }
@@ -123,6 +124,33 @@ func command(ts *testscript.TestScript, args []string) *exec.Cmd {
 		}
 	}
 	return cmd
+}
+
+// cmdActivate is a socket unit with Accept=yes.
+func cmdActivate(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: activate SOCKET command...")
+	}
+	l, err := net.Listen("unix", args[0])
+	ts.Check(err)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			stdin, err := conn.(*net.UnixConn).File()
+			_ = conn.Close()
+			if err != nil {
+				continue
+			}
+			cmd := command(ts, args[1:])
+			cmd.Stdin = stdin
+			wg.Go(func() { _ = cmd.Run(); _ = stdin.Close() })
+		}
+	})
+	ts.Defer(func() { _ = l.Close(); wg.Wait() })
 }
 
 func exitCode(err error) int {

@@ -3,6 +3,7 @@
 //	client poll SOCKET FILE   asks for status and snapshot, on a new connection each time,
 //	                          until FILE exists; prints "requests=N failed=N slowest_ms=N"
 //	client stop SOCKET        asks the daemon to stop local sampling
+//	client dial SOCKET        connects, and hangs up
 //	client cert DIR           makes DIR/tls.crt and DIR/tls.key for 127.0.0.1
 package main
 
@@ -42,10 +43,16 @@ func run(args []string) error {
 		}
 		defer func() { _ = c.Close() }()
 		return c.Stop(context.Background())
+	case len(args) == 2 && args[0] == "dial":
+		conn, err := net.Dial("unix", args[1])
+		if err != nil {
+			return err
+		}
+		return conn.Close()
 	case len(args) == 2 && args[0] == "cert":
 		return cert(args[1])
 	}
-	return errors.New("usage: client poll SOCKET FILE | stop SOCKET | cert DIR")
+	return errors.New("usage: client poll SOCKET FILE | stop SOCKET | dial SOCKET | cert DIR")
 }
 
 // poll reports how many requests failed, and why the first few did.
