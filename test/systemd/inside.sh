@@ -291,8 +291,9 @@ cursor=$(sed -n 's/.*"next_cursor": *"\([^"]*\)".*/\1/p' /tmp/first)
 check "page by page" says '"message"' ask box:journal limit=3 "cursor=\"$cursor\""
 check "without a line twice" is "" "$(grep -o '"message": *"[^"]*","*' /tmp/first | grep -Fxf - /tmp/says || true)"
 check "a cursor of somebody else's is refused" exits 1 ask box:journal 'cursor="s=1;i=2"'
-head -c 300000 /dev/urandom | base64 -w 0 | head -c 200000 | logger -t big --size 300000 || true
-printf 'MESSAGE\n\x05\x00\x00\x00\x00\x00\x00\x00\xff\xfe\x00hi\n' | logger --journald 2> /dev/null || true
+head -c 150000 /dev/urandom | base64 -w 0 | logger -t big --size 300000
+printf 'odd \xff\xfe bytes\n' | systemd-cat -t odd
+check "bytes that are no text are" until_true 5 says 'odd .* bytes' ask box:journal text=odd
 for _ in $(seq 20); do seq -f "a line %g of a service that logs a lot" 20000; done | systemd-cat -t flood
 check "a large journal is answered in time" says '"message"' ask box:journal limit=200
 begin=$(date +%s%N); ask box:journal text=nowhere-to-be-found > /tmp/search || true
