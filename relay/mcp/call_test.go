@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -294,4 +295,24 @@ func TestToolAsksForInput(t *testing.T) {
 			t.Errorf("without the capability: %v, want %d", err, sdk.CodeMissingRequiredClientCapabilities)
 		}
 	})
+}
+
+// TestLargeArguments: arguments that the SDK does not get reach the tool as those do that it gets.
+func TestLargeArguments(t *testing.T) {
+	e := newEnv(t, Options{})
+	e.h.neverDirect = true
+	e.load(newBoard("default", nodeA))
+	for _, size := range []int{10, maxSDKArguments, 100 << 10} {
+		text := strings.Repeat("a", size)
+		_, got := e.modern("tools/call", echoA, `"name":"`+echoA+`","arguments":{"message":"`+text+`","n":[1,{"x":null}]}`, nil)
+		result, _ := got["result"].(map[string]any)
+		echo, _ := result["structuredContent"].(map[string]any)
+		if want := map[string]any{"message": text, "n": []any{1.0, map[string]any{"x": nil}}}; !reflect.DeepEqual(echo["arguments"], want) {
+			t.Errorf("arguments of %d bytes: %.200v", size, got)
+		}
+		_, got = e.modern("tools/call", echoA, `"name":"`+echoA+`","arguments":{"message":"`+text+`bad"}`, nil)
+		if result, _ = got["result"].(map[string]any); result["isError"] != true {
+			t.Errorf("bad arguments of %d bytes: %.200v", size, got)
+		}
+	}
 }

@@ -188,14 +188,30 @@ func (m *envelope) idRoundTrips() bool {
 	return err == nil && n == math.Trunc(n) && math.Abs(n) < 1<<53
 }
 
-// withoutMeta returns the params without _meta; nil if nothing else is in them. The SDK
-// would decode _meta of every request into maps, which is most of the garbage of a call.
-func (m *envelope) withoutMeta() []byte {
-	b := make([]byte, 0, len(m.params)-len(m.meta))
-	b = append(b, '{')
+// maxSDKArguments is the size of arguments up to which the SDK gets them, which reads them three
+// times. Larger ones take milliseconds of it.
+const maxSDKArguments = 4 << 10
+
+// hasLargeArguments reports whether the arguments, an object, are kept from the SDK.
+func (m *envelope) hasLargeArguments() bool {
+	return m.method == "tools/call" && len(m.arguments) > maxSDKArguments && m.arguments[0] == '{'
+}
+
+// sdkParams returns the params without _meta, and without the members of large arguments; nil if nothing
+// else is in them. The SDK would decode _meta of every request into maps, which is most of the garbage
+// of a call.
+func (m *envelope) sdkParams() []byte {
+	size, large := len(m.params)-len(m.meta), m.hasLargeArguments()
+	if large {
+		size -= len(m.arguments)
+	}
+	b := append(make([]byte, 0, size+2), '{')
 	for key, v := range strictjson.Object(m.params).Members {
-		if string(key) == "_meta" {
+		switch {
+		case string(key) == "_meta":
 			continue
+		case large && string(key) == "arguments":
+			v = emptyObject
 		}
 		if len(b) > 1 {
 			b = append(b, ',')
@@ -207,6 +223,8 @@ func (m *envelope) withoutMeta() []byte {
 	}
 	return append(b, '}')
 }
+
+var emptyObject = []byte("{}")
 
 // extraMeta decodes the members of _meta that are not the protocol's own; nil if there are
 // none, which is the rule.

@@ -32,6 +32,9 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 		case *sdk.CallToolRequest:
 			ctx, cancel := x.join(ctx)
 			defer cancel()
+			if x.call != nil && x.call.hasLargeArguments() {
+				r.Params.Arguments = x.call.arguments
+			}
 			name, tool := t.resolveTool(x.caller, r.Params.Name)
 			return t.callTool(ctx, x, &client{x: x, req: r, ctx: ctx}, r.Params, name, tool)
 		case *sdk.ListToolsRequest:

@@ -23,7 +23,8 @@ import (
 // The protocol without sessions keeps nothing between requests, so sharing a session is
 // invisible. It spares the SDK a connection, three goroutines and most of its parsing for
 // every call (ten parses, 32 KB of garbage each). The session gets its protocol version
-// once (modernSession); the _meta of each request, which repeats it, is not passed to the SDK.
+// once (modernSession); the _meta of each request, which repeats it, is not passed to
+// the SDK, nor are large arguments.
 //
 // Only plain requests come here (isPlainRequest). Everything else goes through the SDK's own
 // handler, which also makes the refusals that the protocol defines.
@@ -172,7 +173,7 @@ func isPlainRequest(r *http.Request, m *envelope) bool {
 func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
-	params := e.withoutMeta()
+	params := e.sdkParams()
 	c := &muxCall{envelope: e, hasParams: params != nil, response: make(chan *jsonrpc.Response, 1), notifications: make(chan []byte, maxQueuedNotifications), requestDone: make(chan struct{})}
 	x.call = c
 	m.mu.Lock()

@@ -19,7 +19,7 @@ const (
 	refusalRate  = 50
 	refusalBurst = 200
 	// All clients without an identity together may be refused this often: floods have many addresses.
-	strangersRefusalRate  = 500
+	strangersRefusalRate  = 200
 	strangersRefusalBurst = 1000
 	// maxRefusalDelay is below the 5 s in which a client of ours expects the head of a response.
 	maxRefusalDelay = 2 * time.Second
