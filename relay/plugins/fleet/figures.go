@@ -69,11 +69,11 @@ var keys = func() []string {
 // metricKeys lists the keys for messages.
 func metricKeys() string { return strings.Join(keys, ", ") }
 
-// figures are the newest known values of one board's metrics, NaN for unknown ones, and the times
-// when the relay got them: those of a metrics frame, and those of system.modules.
+// figures are the newest known values of one board's metrics, NaN for unknown ones, and when the relay
+// got them or learned that the board has no such value, Unix ms.
 type figures struct {
-	values             [numMetrics]float64
-	frameAt, modulesAt time.Time
+	values [numMetrics]float64
+	times  [numMetrics]int64
 }
 
 // newFigures returns figures of which none is known.
@@ -86,12 +86,10 @@ func newFigures() *figures {
 }
 
 // at is the time of a metric's value.
-func (f *figures) at(i int) time.Time {
-	if metrics[i].isModule {
-		return f.modulesAt
-	}
-	return f.frameAt
-}
+func (f *figures) at(i int) time.Time { return time.UnixMilli(f.times[i]) }
+
+// isFresh reports whether the value of a metric, or that there is none, is known and not too old.
+func (f *figures) isFresh(i int, now time.Time) bool { return now.Sub(f.at(i)) <= maxFigureAge }
 
 // modules are the groups of figures of which one is known, as in "temperature".
 func (f *figures) modules() (list []string) {
@@ -111,11 +109,10 @@ func (f *figures) readFrame(raw []byte, at time.Time) {
 	}
 	for i := range metrics {
 		if !metrics[i].isModule {
-			f.values[i] = number(v[metrics[i].key])
+			f.values[i], f.times[i] = number(v[metrics[i].key]), at.UnixMilli()
 		}
 	}
 	f.values[metricIndex("mem_pct")] = math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10
-	f.frameAt = at
 }
 
 // readModules takes the values of an answer of system.modules, which the relay has checked.
@@ -128,10 +125,9 @@ func (f *figures) readModules(raw []byte, at time.Time) {
 		if metrics[i].isModule {
 			_, field, _ := strings.Cut(metrics[i].history, ".")
 			members, _ := v[metrics[i].module].(map[string]any)
-			f.values[i] = number(members[field])
+			f.values[i], f.times[i] = number(members[field]), at.UnixMilli()
 		}
 	}
-	f.modulesAt = at
 }
 
 // number is a JSON value as a number: flags are 0 and 1, states 1 and more, anything else NaN.
@@ -161,7 +157,7 @@ func number(v any) float64 {
 const maxFigureAge = 30 * time.Second
 
 // maxCachedFigures bounds the boards of figureCache: those that can be linked at a time. An entry
-// has some 200 bytes.
+// has some 300 bytes.
 const maxCachedFigures = 20_000
 
 // figureCache has the figures of the boards that this plugin has asked. The zero value is empty.
@@ -179,11 +175,11 @@ func (c *figureCache) get(boards Boards, nodeID string, now time.Time) figures {
 		*f = *known
 	}
 	c.mu.Unlock()
-	if frame, at, ok := boards.Frame(nodeID); ok && at.After(f.frameAt) {
+	if frame, at, ok := boards.Frame(nodeID); ok && at.After(f.at(metricIndex("cpu_pct"))) {
 		f.readFrame(frame, at)
 	}
 	for i := range f.values {
-		if now.Sub(f.at(i)) > maxFigureAge {
+		if !f.isFresh(i, now) {
 			f.values[i] = math.NaN()
 		}
 	}
@@ -202,17 +198,16 @@ func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
 	}
 }
 
-// putModules is put for values of modules that are known from elsewhere, by index in metrics.
-func (c *figureCache) putModules(nodeID string, values []float64, now time.Time) {
+// putValues is put for values that are known from elsewhere, by index in metrics. NaN says nothing.
+func (c *figureCache) putValues(nodeID string, values []float64, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.boardLocked(nodeID, now)
-	for i := range metrics {
-		if metrics[i].isModule {
-			f.values[i] = values[i]
+	for i, v := range values {
+		if !math.IsNaN(v) {
+			f.values[i], f.times[i] = v, now.UnixMilli()
 		}
 	}
-	f.modulesAt = now
 }
 
 // boardLocked returns the figures of a board, new ones if it has none. mu is held.
@@ -233,7 +228,7 @@ func (c *figureCache) boardLocked(nodeID string, now time.Time) *figures {
 
 func (c *figureCache) evictLocked(now time.Time) {
 	for id, f := range c.boards {
-		if now.Sub(f.frameAt) > maxFigureAge && now.Sub(f.modulesAt) > maxFigureAge {
+		if now.Sub(time.UnixMilli(slices.Max(f.times[:]))) > maxFigureAge {
 			delete(c.boards, id)
 		}
 	}

@@ -17,8 +17,8 @@ import (
 const (
 	// nowTime is for all boards of a question about now; one has askTimeout for each of its tools.
 	nowTime = 3 * time.Second
-	// freshTime is how old a recorded value may be to be one of now. Wear is recorded once an hour.
-	freshTime     = 2 * time.Minute
+	// freshWearTime is how old a recorded value of wear may be to be one of now: it is recorded once
+	// an hour.
 	freshWearTime = 2 * time.Hour
 )
 
@@ -31,14 +31,14 @@ func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, bo
 		if b := &boards[i]; b.why == "" {
 			f := p.figures.get(p.opt.Boards, b.board.ID, now)
 			b.takeFigures(q, &f)
-			if f.lacks(q.metrics, now) {
+			if frame, modules := f.lacks(q.metrics, now); frame || modules {
 				cold = append(cold, b)
 			}
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, nowTime)
 	defer cancel()
-	started := p.slots.each(ctx, r.Caller.Tenant, len(cold), 2*askTimeout, func(ctx context.Context, i int) {
+	started := p.slots.each(ctx, r.Caller.Tenant, len(cold), 3*askTimeout, func(ctx context.Context, i int) {
 		b := cold[i]
 		f, err := p.currentFigures(ctx, r, b.board.ID, q.metrics)
 		if b.takeFigures(q, f); err != nil && b.why != "" {
@@ -63,48 +63,39 @@ func (b *boardValues) takeFigures(q *queryPlan, f *figures) {
 	}
 }
 
-// lacks reports whether the board has to be asked for one of the metrics. What it did not measure a
-// moment ago it is not asked for again.
-func (f *figures) lacks(list []int, now time.Time) bool {
+// lacks reports which sources of figures a board has to be asked for the metrics: a metrics frame, or
+// its modules. What it did not measure a moment ago it is not asked for again.
+func (f *figures) lacks(list []int, now time.Time) (frame, modules bool) {
 	for _, m := range list {
-		if now.Sub(f.at(m)) > maxFigureAge {
-			return true
-		}
-	}
-	return false
-}
-
-// currentFigures returns the figures of a board that are known, after asking it for those of the
-// metrics that are not. An error is about one of the board's tools; the figures of others are there.
-func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
-	now := p.opt.Now()
-	f := p.figures.get(p.opt.Boards, nodeID, now)
-	var frame, modules bool
-	for _, m := range list {
-		if now.Sub(f.at(m)) > maxFigureAge {
+		if !f.isFresh(m, now) {
 			frame, modules = frame || !metrics[m].isModule, modules || metrics[m].isModule
 		}
 	}
+	return frame, modules
+}
+
+// currentFigures returns the figures of a board that are known, after asking it for those of the
+// metrics that are not. What it has recorded a moment ago is one question and costs it less than a
+// reading of its sensors; what it does not record it is asked to read. An error is about one of the
+// board's tools; the figures of others are there.
+func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
+	f := p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+	frame, modules := f.lacks(list, p.opt.Now())
 	var err error
+	if modules {
+		err = p.askRecorded(ctx, r, nodeID)
+		f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+		frame, modules = f.lacks(list, p.opt.Now())
+	}
 	if frame {
 		err = p.askFigures(ctx, r, nodeID, manifest.KindMetrics, manifest.VerbSnapshot)
 	}
 	if modules {
-		known, e := p.askModules(ctx, r, nodeID)
-		return known, cmp.Or(err, e)
+		if e := p.askFigures(ctx, r, nodeID, manifest.KindModules, manifest.VerbRead); !errors.Is(e, errNoTool) || err == nil {
+			err = e // else the error of the history, which a board without the tool has to have
+		}
 	}
 	f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
-	return &f, err
-}
-
-// askModules asks a board for its modules, and returns all its figures that are known then. A board
-// that cannot tell, as older versions, is asked for what it has recorded.
-func (p *Plugin) askModules(ctx context.Context, r *kernel.Request, nodeID string) (*figures, error) {
-	err := p.askFigures(ctx, r, nodeID, manifest.KindModules, manifest.VerbRead)
-	if errors.Is(err, errNoTool) {
-		err = p.recordedNow(ctx, r, nodeID)
-	}
-	f := p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
 	return &f, err
 }
 
@@ -126,28 +117,28 @@ func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind
 	return err
 }
 
-// recordedNow returns the figures of a board with what it has recorded of its modules, and keeps them.
-// One question is enough: the first of its two values is of most of freshWearTime, which is good enough
-// for wear only, and the second of freshTime.
-func (p *Plugin) recordedNow(ctx context.Context, r *kernel.Request, nodeID string) error {
+// askRecorded asks a board for what it has recorded of all metrics a moment ago, and keeps that. The
+// first value of its answer is of most of freshWearTime, which is good enough for wear only, and the
+// second of maxFigureAge.
+func (p *Plugin) askRecorded(ctx context.Context, r *kernel.Request, nodeID string) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	now := p.opt.Now()
-	h := &historyRequest{from: now.Add(-freshWearTime).UnixMilli(), to: now.UnixMilli(), step: (freshWearTime - freshTime).Milliseconds(), aggregate: aggregateLast}
+	h := &historyRequest{from: now.Add(-freshWearTime).UnixMilli(), to: now.UnixMilli(), step: (freshWearTime - maxFigureAge).Milliseconds(), aggregate: aggregateLast}
 	for m := range metrics {
-		if metrics[m].isModule {
-			h.metrics = append(h.metrics, m)
-		}
+		h.metrics = append(h.metrics, m)
 	}
 	found, err := p.boardHistory(ctx, r, nodeID, h)
 	if err != nil {
 		return err
 	}
 	values := nans(numMetrics)
-	for i, m := range h.metrics {
-		if values[m] = found[i][1]; math.IsNaN(values[m]) && strings.HasPrefix(metrics[m].history, "wear.") {
-			values[m] = found[i][0]
+	for m := range metrics {
+		if values[m] = found[m][1]; math.IsNaN(values[m]) && strings.HasPrefix(metrics[m].history, "wear.") {
+			values[m] = found[m][0]
 		}
 	}
-	p.figures.putModules(nodeID, values, now)
+	p.figures.putValues(nodeID, values, now)
 	return nil
 }
 
@@ -165,7 +156,7 @@ type knownModel struct {
 
 const (
 	maxModelAge  = 10 * time.Minute
-	maxModelText = 40 // bytes that an answer has room for
+	maxModelText = 64 // bytes that an answer has room for
 	noModel      = "unknown"
 	noTag        = "untagged"
 )

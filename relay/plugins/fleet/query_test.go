@@ -41,7 +41,12 @@ func nodeID(i int) string { return fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v%05d", i) }
 func newAskedFleet(t *testing.T, n int) *askedFleet {
 	t.Helper()
 	f := &askedFleet{tools: make(map[string][]manifest.Tool), calls: make(map[string]int), answer: make(map[string]func(context.Context, manifest.ToolName, []byte) ([]byte, error)),
-		value: func(i int, name string, _ int64) float64 { return float64(i % 50) }}
+		value: func(i int, name string, _ int64) float64 {
+			if name == "mem_total_bytes" {
+				return 200
+			}
+			return float64(i % 50)
+		}}
 	for i := range n {
 		f.boards = append(f.boards, Board{ID: nodeID(i), Name: fmt.Sprintf("board-%05d", i), NameSet: true, Status: Online})
 		f.setTools(t, i, manifest.KindMetrics, manifest.KindHistory, manifest.KindModules, manifest.KindInfo)
@@ -319,42 +324,64 @@ func TestUntilAndLowest(t *testing.T) {
 	})
 }
 
-// Figures of a moment ago are not asked for again; half a minute later they are.
+// Figures of a moment ago are not asked for again; half a minute later they are. A frame is enough for
+// what it has, and what the board recorded a moment ago for the rest.
 func TestNowIsWarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newAskedFleet(t, 30)
 		p := f.plugin()
-		ask := func(wantCalls int) {
+		ask := func(args, tool string, wantCalls int) {
 			t.Helper()
 			clear(f.calls)
-			a := f.mustAsk(t, p, `{}`)
-			if f.calls["metrics"] != wantCalls || f.calls["modules"] != wantCalls || f.calls["history"] != 0 {
-				t.Errorf("%v, want %d of each", f.calls, wantCalls)
+			a := f.mustAsk(t, p, args)
+			if f.calls[tool] != wantCalls || len(f.calls) > min(1, wantCalls) {
+				t.Errorf("%v, want %d of %s", f.calls, wantCalls, tool)
 			}
-			if a.Figures["mem_pct"].Max != 14.5 || a.Figures["temperature_c"].Max != 29 || a.Boards.Answered != 30 {
+			if a.Figures["mem_pct"].Max != 14.5 || a.Boards.Answered != 30 {
 				t.Errorf("%+v", a)
 			}
 		}
-		ask(30)
+		ask(`{"metrics":["mem_pct"]}`, "metrics", 30)
+		ask(`{"metrics":["mem_pct","disk_pct"]}`, "metrics", 0)
+		ask(`{}`, "history", 30)
 		time.Sleep(29 * time.Second)
-		ask(0)
+		ask(`{}`, "history", 0)
 		time.Sleep(2 * time.Second)
-		ask(30)
+		ask(`{}`, "history", 30)
 	})
 }
 
-// An older board has no system.modules; what it recorded a moment ago is as good.
-func TestNowFromHistory(t *testing.T) {
+// Boards without a history, and those that do not record a module, are asked to read it; older boards
+// cannot.
+func TestNowIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 3)
+		f := newAskedFleet(t, 5)
 		f.setTools(t, 0, manifest.KindMetrics, manifest.KindHistory)
-		f.setTools(t, 1, manifest.KindMetrics)
-		f.setTools(t, 2)
-		a := f.mustAsk(t, f.plugin(), `{"metrics":["temperature_c","wear_pre_eol"]}`)
-		if a.Boards.Answered != 1 || a.Boards.Missing["no_history"].N != 2 || a.Figures["wear_pre_eol"].Max != 1 {
+		f.setTools(t, 1, manifest.KindMetrics, manifest.KindModules)
+		f.setTools(t, 2, manifest.KindMetrics)
+		f.setTools(t, 3)
+		f.value = func(i int, name string, ms int64) float64 {
+			if i == 4 && ms < time.Now().UnixMilli() { // it was recorded long ago
+				return math.NaN()
+			}
+			return 7
+		}
+		a := f.mustAsk(t, f.plugin(), `{"metrics":["temperature_c"]}`)
+		if a.Boards.Answered != 3 || a.Boards.Missing["no_history"].N != 2 || f.calls["modules"] != 2 || f.calls["history"] != 2 {
+			t.Errorf("%+v after %v", a, f.calls)
+		}
+		// Wear is recorded once an hour.
+		f.value = func(i int, name string, ms int64) float64 {
+			if name == "wear.pre_eol" && time.Since(time.UnixMilli(ms)) > time.Minute/2 {
+				return 2
+			}
+			return math.NaN()
+		}
+		if a := f.mustAsk(t, f.plugin(), `{"metrics":["wear_pre_eol"],"boards":["board-00000"]}`); a.Figures["wear_pre_eol"].Max != 3 {
 			t.Errorf("%+v", a)
 		}
-		if a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"]}`); a.Boards.Answered != 2 || a.Boards.Missing["not_measured"].N != 1 {
+		f.value = func(int, string, int64) float64 { return 7 }
+		if a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"]}`); a.Boards.Answered != 4 || a.Boards.Missing["not_measured"].N != 1 {
 			t.Errorf("%+v", a)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -274,16 +275,21 @@ func ignoreEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// pollModules asks a board for figures that no stream has, until ctx ends.
+// pollModules asks a board for figures that no stream has, until ctx ends: those that it reads now, or
+// those that it has recorded a moment ago if it is of an older version.
 func (w *watchStream) pollModules(ctx context.Context, b *watchedBoard) error {
 	tick := time.NewTicker(watchPoll)
 	defer tick.Stop()
 	for {
-		values, err := w.plugin.askModules(ctx, &w.request, b.board.ID)
+		err := w.plugin.askFigures(ctx, &w.request, b.board.ID, manifest.KindModules, manifest.VerbRead)
+		if errors.Is(err, errNoTool) {
+			err = w.plugin.askRecorded(ctx, &w.request, b.board.ID)
+		}
 		if err != nil {
 			return ignoreEnd(ctx, err)
 		}
-		b.observe(w.metrics, values, true)
+		values := w.plugin.figures.get(w.plugin.opt.Boards, b.board.ID, w.plugin.opt.Now())
+		b.observe(w.metrics, &values, true)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
