@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"math"
 	"os"
@@ -146,25 +147,27 @@ func (m *Machine) Disks(ctx context.Context, skip int) Disks {
 // hungMounts measures file systems. It remembers those whose measuring hangs, so that each costs one
 // goroutine and not one for each call.
 type hungMounts struct {
+	statfs   func(path string) (usage, error) // nil: gopsutil's
+	timeouts [2]time.Duration                 // of local and remote ones; 0: mountTimeout
+
 	mu    sync.Mutex      // protects the fields below
-	hung  map[string]bool // mount points; the value: is it remote
+	hung  map[string]bool // mount points
 	count [2]int          // how many are local and remote
 }
 
-// Bounds of measuring. A server far away answers within remoteTimeout; a local file system has its
-// figures in memory.
-const (
-	maxHungMounts = 4 // local, and again remote
-	localTimeout  = 100 * time.Millisecond
-	remoteTimeout = 300 * time.Millisecond
-)
+// maxHungMounts bounds the mounts that hang, local ones and again remote ones.
+const maxHungMounts = 4
+
+// mountTimeout is how long an answer waits for one mount. A local file system has its figures in
+// memory, and a server that is far away answers within this time too.
+const mountTimeout = 300 * time.Millisecond
 
 // measure adds the figures of a file system, or why there are none. It returns false if there was no
 // time for it, or too many others hang.
 func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *Filesystem) bool {
-	kind, timeout := 0, localTimeout
+	kind := 0
 	if mt.isRemote() {
-		kind, timeout = 1, remoteTimeout
+		kind = 1
 	}
 	h.mu.Lock()
 	_, isHung := h.hung[path]
@@ -173,7 +176,7 @@ func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *File
 		if h.hung == nil {
 			h.hung = make(map[string]bool)
 		}
-		h.hung[path] = kind == 1 // until it answers
+		h.hung[path] = true // until it answers
 		h.count[kind]++
 	}
 	h.mu.Unlock()
@@ -187,17 +190,17 @@ func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *File
 		}
 		return false
 	}
-	type usage struct {
-		*disk.UsageStat
+	type result struct {
+		usage
 		err error
 	}
-	done := make(chan usage, 1)
+	done := make(chan result, 1)
 	go func() {
-		u, err := disk.UsageWithContext(ctx, path)
+		u, err := h.usage(path)
 		h.answered(path, kind)
-		done <- usage{u, err}
+		done <- result{u, err}
 	}()
-	timer := time.NewTimer(timeout)
+	timer := time.NewTimer(cmp.Or(h.timeouts[kind], mountTimeout))
 	defer timer.Stop()
 	select {
 	case u := <-done:
@@ -205,7 +208,7 @@ func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *File
 			f.Error = Unreadable
 			return true
 		}
-		f.setUsage(u.UsageStat)
+		f.setUsage(&u.usage)
 		return true
 	case <-timer.C:
 		f.Error = NoAnswer
@@ -213,6 +216,21 @@ func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *File
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// usage is the use of a file system.
+type usage = disk.UsageStat
+
+// usage asks the file system. Nothing ends the call if that does not answer.
+func (h *hungMounts) usage(path string) (usage, error) {
+	if h.statfs != nil {
+		return h.statfs(path)
+	}
+	u, err := disk.Usage(path)
+	if err != nil {
+		return usage{}, err
+	}
+	return *u, nil
 }
 
 // answered forgets a mount that answers.
@@ -224,7 +242,7 @@ func (h *hungMounts) answered(path string, kind int) {
 }
 
 // setUsage enters the figures. A file system without blocks has none, as those of some servers.
-func (f *Filesystem) setUsage(u *disk.UsageStat) {
+func (f *Filesystem) setUsage(u *usage) {
 	if u.Total == 0 {
 		return
 	}
