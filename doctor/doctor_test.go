@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/prober"
 	"agentctl/transport/link"
@@ -273,5 +274,44 @@ func TestCheckHangs(t *testing.T) {
 	}}
 	if !reflect.DeepEqual(d, want) {
 		t.Errorf("got %+v, want %+v", d, want)
+	}
+}
+
+// The daemon examines itself from its own status; what needs a person comes first, and what hangs is
+// named.
+func TestInside(t *testing.T) {
+	dir := t.TempDir()
+	source := config.Source{Path: filepath.Join(dir, "config.yaml"), LookupEnv: func(string) (string, bool) { return "", false },
+		Flags: config.Settings{"state_dir": config.Setting{Value: filepath.Join(dir, "missing")}}}
+	cfg, err := source.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &daemon.Status{Version: "1.2.3"}
+	s.Sampling.Running = true
+	s.Link.State = link.StateDisabled
+	s.Storage.State = "off"
+	hot := &prober.ModuleReadings{Temperature: &prober.Temperature{HottestC: 85}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	i := new(Inside)
+	r, unfinished := i.Examine(ctx, "1.2.3", time.Time{}, cfg, s, hot)
+	names := make(map[string]Status)
+	for n, f := range r.Checks {
+		names[f.Name] = f.Status
+		if n > 0 && rank(r.Checks[n-1].Status) > rank(f.Status) {
+			t.Errorf("%s comes before %+v", r.Checks[n-1].Status, f)
+		}
+	}
+	if len(unfinished) != 0 || names["temperature"] != Warn || names["state_dir"] != Warn || names["link"] != Skip || names["token"] != Skip || len(names) != 11 {
+		t.Errorf("got %v, unfinished %v", names, unfinished)
+	}
+	if r.Warnings < 2 || r.Failures != 0 {
+		t.Errorf("%d warnings, %d failures", r.Warnings, r.Failures)
+	}
+	// Two earlier runs hang at the token.
+	i.running["token"] = maxRunning
+	if r, unfinished := i.Examine(ctx, "1.2.3", time.Time{}, cfg, s, hot); !reflect.DeepEqual(unfinished, []string{"token"}) || len(r.Checks) != 10 {
+		t.Errorf("%d checks, unfinished %v", len(r.Checks), unfinished)
 	}
 }

@@ -39,23 +39,26 @@ func (i *Inside) Examine(ctx context.Context, version string, builtAt time.Time,
 		{"token", func() Finding { return t.checkToken(s, time.Now()) }},
 	}
 	results := make(chan Finding, len(onDisk)) // a check that comes too late has no receiver
+	waiting := 0
 	for _, check := range onDisk {
 		unfinished = append(unfinished, check.name)
 		if !i.start(check.name) {
 			continue
 		}
+		waiting++
 		go func() {
 			defer i.end(check.name)
 			results <- check.run()
 		}()
 	}
-	for waiting := true; waiting && len(unfinished) > 0; {
+	for waiting > 0 {
 		select {
 		case f := <-results:
+			waiting--
 			found = append(found, f)
 			unfinished = slices.DeleteFunc(unfinished, func(name string) bool { return name == f.Name })
 		case <-ctx.Done():
-			waiting = false
+			waiting = 0
 		}
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int { return rank(a.Status) - rank(b.Status) })

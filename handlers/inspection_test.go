@@ -71,7 +71,7 @@ func TestInspectionsAnswerTheirSchemas(t *testing.T) {
 	for _, tt := range []struct{ kind, args, want string }{
 		{manifest.KindInfo, `{}`, `"agent_version":"1.2.3","hostname":"mock-3"`},
 		{manifest.KindModules, `{"modules":["wear","temperature"]}`, `"unavailable":["wear"]`},
-		{manifest.KindProcesses, `{"sort_by":"memory","limit":1}`, `"processes":[{"pid":1,"ppid":1,"name":"python3"`},
+		{manifest.KindProcesses, `{"sort_by":"memory","limit":1}`, `"processes":[{"pid":412,"ppid":1,"name":"python3"`},
 		{manifest.KindProcesses, `{"name":"SSHD"}`, `"matching":1`},
 		{manifest.KindDisks, `{}`, `{"mount":"/","device":"/dev/mmcblk0p2"`},
 		{manifest.KindNetwork, `{"interface":"eth0"}`, `"total_interfaces":1`},

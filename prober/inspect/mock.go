@@ -79,7 +79,7 @@ func (m *Mock) Processes(_ context.Context, q ProcessQuery) Processes {
 			continue
 		}
 		pct := math.Round(cpu*p.cpu*10) / 10
-		row := Process{PID: 1 + i*137, PPID: 1, Name: p.name, User: p.user, State: "sleeping", CPUPct: &pct,
+		row := Process{PID: 412 + i*137, PPID: 1, Name: p.name, User: p.user, State: "sleeping", CPUPct: &pct,
 			MemBytes: uint64(memory*p.memory) &^ 4095, Threads: 1 + i%5, StartedMS: m.booted.UnixMilli() + int64(i)*900}
 		if i == 0 {
 			row.State = "running"
