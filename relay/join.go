@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"sync/atomic"
@@ -105,10 +106,13 @@ func (r *Relay) enrollNonce(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, enrollment.Nonce{Nonce: r.store.Nonce()})
 }
 
+// enrollEndpoint is what the audit log calls POST /v1/enroll.
+const enrollEndpoint = "enroll"
+
 // enroll serves POST /v1/enroll.
 func (r *Relay) enroll(w http.ResponseWriter, req *http.Request) {
 	var body enrollment.EnrollRequest
-	x := r.newExchange(w, req, "enroll", r.join.enrollFailures, maxEnrollFailures, r.join.enrolls)
+	x := r.newExchange(w, req, enrollEndpoint, r.join.enrollFailures, maxEnrollFailures, r.join.enrolls)
 	if !x.read(&body) {
 		return
 	}
@@ -290,6 +294,25 @@ func (x *exchange) answer(status int, e *manifest.Error) {
 	edge.WriteError(x.w, status, e, x.rec.TraceID)
 }
 
+// Types of the events about identities that were made with an invite. The aggregate is the node or the
+// agent.
+const (
+	eventJoinBoard = "join.board"
+	eventJoinAgent = "join.agent"
+)
+
+// offerJoin offers the event of a new identity to the event log. Its payload has ids only: the name
+// may be a board's.
+func (r *Relay) offerJoin(out *auth.Enrolled) {
+	e := kernel.Event{Tenant: out.Tenant, Type: eventJoinAgent, Aggregate: out.Subject}
+	key := "agent_id"
+	if out.Class == auth.ClassDevice {
+		e.Type, key = eventJoinBoard, "node_id"
+	}
+	e.Payload, _ = json.Marshal(map[string]string{key: out.Subject}) // cannot fail
+	r.queue.Offer(e)
+}
+
 // served counts and audits a success. The client has proved who it is.
 func (x *exchange) served(out *auth.Enrolled) {
 	edge.ConnOf(x.req).MarkKnown()
@@ -306,4 +329,7 @@ func (x *exchange) served(out *auth.Enrolled) {
 		x.rec.NodeID = out.Subject
 	}
 	x.r.audit.Write(&x.rec)
+	if x.rec.Tool == enrollEndpoint && !out.Repeat {
+		x.r.offerJoin(out)
+	}
 }

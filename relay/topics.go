@@ -22,7 +22,7 @@ import (
 //	event             its aggregate id      payload.data, as a client has sent it
 //	call.*            audit                 the whole event (eventData)
 //	ticket.*          ticket                the whole event, and so on for presence,
-//	                                        alert and kernel
+//	                                        alert, join and kernel
 //	log.gap           log/gap               the whole event
 //	*.snapshot        none: retention has written old state again
 
@@ -41,7 +41,7 @@ func topicName(e *kernel.Event) string {
 		return e.Aggregate
 	case "call":
 		return "audit"
-	case "ticket", "presence", "alert", "kernel":
+	case "ticket", "presence", "alert", "join", "kernel":
 		return group
 	case "log": // eventqueue.GapType
 		return "log/gap"
@@ -51,7 +51,7 @@ func topicName(e *kernel.Event) string {
 
 // relayTopics are topics that a token for ingest may not publish to: an alert is a board's,
 // a ticket was made here. The gateway itself protects audit and kernel.
-var relayTopics = []string{"ticket", "presence", "alert", "log/gap"}
+var relayTopics = []string{"ticket", "presence", "alert", "join", "log/gap"}
 
 // topicPayload is the payload of a topicEventType event: the log takes objects only.
 type topicPayload struct {

@@ -1,6 +1,7 @@
 package test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,6 +61,7 @@ type receivedCmd struct {
 // default.
 type mockOptions struct {
 	tenant, token, instance, name string
+	agentVersion                  string // default mock
 	caps                          string // raw JSON of capabilities
 	announce                      func(raw string) string
 	script                        func(m *mockDevice) func(id string, c link.Cmd)
@@ -146,7 +148,7 @@ func (m *mockDevice) handshake(o mockOptions) error {
 	if o.instance == "" {
 		o.instance = "00112233445566778899aabbccddeeff"
 	}
-	a := link.Auth{Token: m.token, AgentVersion: "mock", BootID: manifest.NewULID(), InstanceID: o.instance, Name: o.name}
+	a := link.Auth{Token: m.token, AgentVersion: cmp.Or(o.agentVersion, "mock"), BootID: manifest.NewULID(), InstanceID: o.instance, Name: o.name}
 	if err := m.send(link.TypeAuth, "", a); err != nil {
 		return err
 	}

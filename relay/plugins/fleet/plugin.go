@@ -30,6 +30,8 @@ type Options struct {
 	Call func(ctx context.Context, r *kernel.Request) (*kernel.Result, error)
 	// Boards is what the relay knows about boards without asking them.
 	Boards Boards
+	// Events is what the relay recorded.
+	Events Events
 	// Now is the wall clock; default time.Now.
 	Now func() time.Time
 }
@@ -71,7 +73,7 @@ type tool struct {
 // tools lists the tools. Those of other plugins that belong to the toolset fleet have the group
 // kernel.GroupFleet.
 func tools() []tool {
-	return []tool{findTool, describeTool, queryTool, watchTool, callTool}
+	return []tool{findTool, describeTool, queryTool, watchTool, callTool, eventsTool}
 }
 
 // Run implements the life of a built-in plugin: it has nothing to do in the background.

@@ -37,3 +37,22 @@ func (p *Plugin) boardName(tenant, nodeID string) string {
 	}
 	return p.boards.Name(tenant, nodeID)
 }
+
+// BoardOf returns the id of the board that a ticket is about; "" for none, or for a ticket that is
+// not kept.
+func (p *Plugin) BoardOf(tenant, id string) string {
+	k, err := p.tenant(tenant, false).get(id)
+	if err != nil {
+		return ""
+	}
+	return k.NodeID
+}
+
+// About returns the ids of the newest tickets about a board, at most so many.
+func (p *Plugin) About(tenant, nodeID string, limit int) (ids []string) {
+	list, _ := p.tenant(tenant, false).list("", nodeID, "", limit)
+	for _, k := range list {
+		ids = append(ids, k.ID)
+	}
+	return ids
+}

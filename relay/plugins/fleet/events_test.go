@@ -1,0 +1,200 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+)
+
+// recordedEvents are events in memory, the oldest first.
+type recordedEvents struct {
+	list []kernel.Event
+	rows int // that one search looks at; 0: all
+}
+
+func (r *recordedEvents) add(at time.Time, typ, aggregate, payload string) {
+	r.list = append(r.list, kernel.Event{Seq: uint64(100 + len(r.list)), Tenant: "acme", Type: typ, Aggregate: aggregate, Payload: json.RawMessage(payload), CreatedMS: at.UnixMilli()})
+}
+
+func (r *recordedEvents) Newest(_ context.Context, q EventQuery, fn func(kernel.Event) bool) (uint64, error) {
+	looked := 0
+	for _, e := range slices.Backward(r.list) {
+		if q.Before > 0 && e.Seq > q.Before {
+			continue
+		}
+		if looked++; r.rows > 0 && looked > r.rows {
+			return e.Seq, nil
+		}
+		if q.Tenant != e.Tenant || !slices.Contains(q.Types, e.Type) || e.CreatedMS < q.SinceMS || len(q.Aggregates) > 0 && !slices.Contains(q.Aggregates, e.Aggregate) {
+			continue
+		}
+		if !fn(e) {
+			return e.Seq - 1, nil
+		}
+	}
+	return 0, nil
+}
+
+func (r *recordedEvents) TicketBoard(_, id string) string {
+	return map[string]string{"01JD8Z3KQ5E6R7T8V9W0X1Y2Z3": nodeID(1)}[id]
+}
+
+func (r *recordedEvents) TicketsAbout(_, node string, _ int) []string {
+	if node == nodeID(1) {
+		return []string{"01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"}
+	}
+	return nil
+}
+
+// eventsPage is an answer of fleet.events.
+type eventsPage struct {
+	Events     []eventRow
+	SearchedTo string `json:"searched_to"`
+	Next       string `json:"next_cursor"`
+	size       int
+}
+
+func newEventsTest(t *testing.T) (*recordedEvents, func(args string) (eventsPage, error)) {
+	log := &recordedEvents{}
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	p := New(Options{Boards: newAskedFleet(t, 3), Events: log, Now: func() time.Time { return now }})
+	k := kernel.New(kernel.Options{})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	return log, func(args string) (page eventsPage, err error) {
+		t.Helper()
+		c := &kernel.Caller{Tenant: "acme", Scopes: onlyScope(manifest.ScopeEventsSubscribe)}
+		res, err := k.Call(t.Context(), &kernel.Request{Caller: c, Tool: "fleet.events", Arguments: json.RawMessage(args)})
+		if err != nil {
+			return page, err
+		}
+		page.size = len(res.Structured)
+		return page, json.Unmarshal(res.Structured, &page)
+	}
+}
+
+// onlyScope is a set of one scope.
+type onlyScope string
+
+func (s onlyScope) Has(scope string) bool { return scope == string(s) }
+
+// TestEvents: what happened is shown newest first, with the board's name and id, by topic, board and
+// time.
+func TestEvents(t *testing.T) {
+	log, ask := newEventsTest(t)
+	at := func(minutes int) time.Time { return time.Date(2026, 11, 22, 10, minutes, 0, 0, time.UTC) }
+	const ticket = "01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"
+	log.add(at(0), "join.board", nodeID(1), `{"node_id":"x"}`)
+	log.add(at(1), "join.agent", "ann", `{"agent_id":"ann"}`)
+	log.add(at(2), "presence.online", nodeID(1), `{"kind":"device","name":"proposed"}`)
+	log.add(at(3), "presence.online", "ann", `{"kind":"agent"}`)
+	log.add(at(4), "alert.raised", nodeID(1), `{"level":"warn","metric":"disk_pct","value":93.456,"message":"disk use is 93.5 %"}`)
+	log.add(at(5), "ticket.created", ticket, `{"by":"ann","title":"Disk full","node_id":"`+nodeID(1)+`"}`)
+	log.add(at(6), "ticket.transitioned", ticket, `{"by":"bob","from":"open","to":"closed"}`)
+	log.add(at(7), "alert.raised", nodeID(2), `{"level":"error","metric":"cpu_pct","value":99,"message":"`+strings.Repeat("é", 500)+`"}`)
+	log.add(at(8), "presence.online", nodeID(1), `{"kind":"device","suspect":true}`)
+	log.add(at(9), "presence.offline", nodeID(1), `{"kind":"device"}`)
+	log.add(at(10), "ticket.snapshot", ticket, `{}`)
+	log.add(at(11), "alert.raised", nodeID(1), `"no object"`)
+	for args, want := range map[string]string{
+		`{"limit":50}`:                               "presence.offline presence.online alert.raised ticket.transitioned ticket.created alert.raised presence.online join.agent join.board",
+		`{"board":"board-00001"}`:                    "presence.offline presence.online ticket.transitioned ticket.created alert.raised presence.online join.board",
+		`{"board":"` + nodeID(2) + `"}`:              "alert.raised",
+		`{"topics":["alert"]}`:                       "alert.raised alert.raised",
+		`{"topics":["ticket","join"]}`:               "ticket.transitioned ticket.created join.agent join.board",
+		`{"since":"113m"}`:                           "presence.offline presence.online alert.raised",
+		`{"since":"2026-11-22T10:09:00Z"}`:           "presence.offline",
+		`{"limit":2}`:                                "presence.offline presence.online",
+		`{"board":"board-00000","topics":["alert"]}`: "",
+	} {
+		page, err := ask(args)
+		var got []string
+		for _, e := range page.Events {
+			got = append(got, e.Topic+"."+e.Event)
+		}
+		if err != nil || strings.Join(got, " ") != want || page.Events == nil {
+			t.Errorf("%s: got %v, %v; want %s", args, got, err, want)
+		}
+	}
+	page, _ := ask(`{"limit":50}`)
+	rows := page.Events
+	if r := rows[0]; r.At != "2026-11-22T10:09:00Z" || r.Name != "board-00001" || r.ID != nodeID(1) || r.Text != "" {
+		t.Errorf("offline: %+v", r)
+	}
+	if r := rows[2]; len([]rune(r.Text)) != maxEventText+3 || r.Level != "error" || r.Metric != "cpu_pct" {
+		t.Errorf("a long alert: %+v", r)
+	}
+	if r := rows[3]; r.Ticket != ticket || r.Name != "board-00001" || r.By != "bob" || r.Text != "closed" {
+		t.Errorf("a ticket: %+v", r)
+	}
+	if r := rows[5]; r.Text != "disk use is 93.5 %" || *r.Value != 93.46 {
+		t.Errorf("an alert: %+v", r)
+	}
+	if r := rows[7]; r.Agent != "ann" || r.ID != "" {
+		t.Errorf("an agent that joined: %+v", r)
+	}
+}
+
+// TestEventsPages: the pages have each event once, however far one search goes.
+func TestEventsPages(t *testing.T) {
+	log, ask := newEventsTest(t)
+	const events = 200
+	for i := range events {
+		log.add(time.UnixMilli(1_800_000_000_000+int64(i)), "alert.raised", nodeID(i%3), fmt.Sprintf(`{"level":"warn","metric":"m%d","message":%q}`, i, strings.Repeat("x", i%90)))
+		log.add(time.UnixMilli(1_800_000_000_000+int64(i)), "call", "tool", `{}`)
+	}
+	for _, rows := range []int{0, 7} {
+		log.rows = rows
+		seen := map[string]bool{}
+		cursor := ""
+		for calls := 0; ; calls++ {
+			args := "{}"
+			if cursor != "" {
+				args = fmt.Sprintf(`{"cursor":%q}`, cursor)
+			}
+			page, err := ask(args)
+			if err != nil || page.size > MaxAnswer || calls > events {
+				t.Fatalf("call %d: %d bytes, %v", calls, page.size, err)
+			}
+			for _, e := range page.Events {
+				if seen[e.Metric] {
+					t.Fatalf("%s twice", e.Metric)
+				}
+				seen[e.Metric] = true
+			}
+			if rows > 0 && page.Next != "" && len(page.Events) > 0 && page.SearchedTo == "" {
+				t.Error("a page that ended early does not say how far it went")
+			}
+			if cursor = page.Next; cursor == "" {
+				break
+			}
+		}
+		if len(seen) != events {
+			t.Errorf("%d events, want %d", len(seen), events)
+		}
+	}
+}
+
+func TestEventsRefused(t *testing.T) {
+	_, ask := newEventsTest(t)
+	for args, want := range map[string]string{
+		`{"topics":["kernel"]}`:  "argument topics: must be alert, presence, ticket or join; for example",
+		`{"since":"yesterday"}`:  "argument since: not a time",
+		`{"cursor":"!"}`:         "argument cursor: not one of this tool's",
+		`{"cursor":"MA"}`:        "argument cursor: not one of this tool's",
+		`{"limit":101}`:          "argument limit: out of range 1..100",
+		`{"board":"bord-00001"}`: "near it: board-00001",
+	} {
+		if _, err := ask(args); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
+	}
+}
