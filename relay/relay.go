@@ -271,7 +271,8 @@ func (r *Relay) waitForDisk(drain context.Context, wg *sync.WaitGroup) bool {
 //
 // Each group of goroutines has a context of its own, because they end in an order:
 //
-//  1. streams and the gateway, whose clients get a close event (1000)
+//  1. streams and the gateway, whose clients get a close event (1000), and calls over MCP, which
+//     have a second to end and are then answered with their outcome
 //  2. device links, which get a close code (4503) and may still end their streams
 //  3. HTTP requests in progress
 //  4. components around the kernel, whose last events go into the log
@@ -328,6 +329,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
 	_ = r.streams.Drain(drain)
+	select { // calls over MCP still need the links
+	case <-r.mcp.Drained():
+	case <-drain.Done():
+	}
 	// The hub bounds its wait itself (hub.DrainTimeout): a device may be slow to close.
 	stopLinks()
 	linked.Wait()

@@ -143,6 +143,10 @@ func (k *Kernel) resolve(r *Request) {
 	}
 }
 
+// ErrStopping is the cause of a context that ended because the relay stops. A call under it ends with
+// its outcome and the reason "stopping".
+var ErrStopping = errors.New("kernel: the relay is stopping")
+
 // errBudget is the cause of a context that ended because its call's time was over.
 var errBudget = fmt.Errorf("kernel: the call's budget is spent: %w", context.DeadlineExceeded)
 
@@ -237,6 +241,8 @@ func endOfCall(ctx context.Context, r *Request, err error) *manifest.Error {
 		outcome = manifest.OutcomeUnknown
 	}
 	switch {
+	case ctx.Err() != nil && errors.Is(context.Cause(ctx), ErrStopping) && !saysOutcome(err):
+		return &manifest.Error{Code: manifest.NodeOffline, Message: "the relay stopped during the call", Reason: "stopping", Outcome: outcome, RetryAfterMS: 1000}
 	case errors.Is(err, context.DeadlineExceeded):
 		message := "the device did not answer within 5 s"
 		if r.plugin != nil && !r.plugin.isDevice() {

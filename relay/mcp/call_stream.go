@@ -152,6 +152,8 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 		case <-ready:
 		case <-ctx.Done():
 			return end("cancelled", &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the caller canceled the call", Reason: "cancelled"})
+		case <-t.h.stopping: // it would go on for longer than a drain may take
+			return end("stopping", &manifest.Error{Code: manifest.NodeOffline, Message: "the relay stopped during the stream", Reason: "stopping", Outcome: manifest.OutcomeUnknown, ReadOnly: true, RetryAfterMS: 1000})
 		case <-timeout.C:
 			if len(frames) == 0 {
 				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call; ask for a shorter interval_ms, or call metrics.snapshot for one reading"))

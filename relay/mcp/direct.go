@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -141,9 +142,9 @@ func (t *tenant) serveDirect(w http.ResponseWriter, r *http.Request, x *exchange
 // serveDirectInSession answers a request of a session directly.
 func (t *tenant) serveDirectInSession(w http.ResponseWriter, r *http.Request, x *exchange, m *envelope, name string, tool *kernel.Tool) {
 	body, err := t.answerDirectly(x, m, name, tool)
-	if x.ctx.Err() != nil && !x.canceledByClient.Load() {
+	if x.ctx.Err() != nil && !x.canceledByClient.Load() && !errors.Is(context.Cause(x.ctx), kernel.ErrStopping) {
 		if r.Context().Err() == nil { // the client is there: the session has ended, or the relay stops
-			refuseRPC(w, http.StatusOK, m.id, codeInvalidRequest, errSessionEnded)
+			edge.WriteJSON(w, http.StatusOK, t.h.endOfSession(m.id))
 		}
 		return
 	}
@@ -330,6 +331,18 @@ func (s *session) cancelRequest(m *envelope) {
 	defer s.mu.Unlock()
 	if x := s.requests[string(id)]; x != nil && x.isDirect {
 		x.canceledByClient.Store(true)
-		x.cancel()
+		x.cancel(nil)
+	}
+}
+
+// cutDirect ends the direct requests of the session because the relay stops. The SDK's end with
+// Handler.calls.
+func (s *session) cutDirect() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, x := range s.requests {
+		if x.isDirect {
+			x.cancel(kernel.ErrStopping)
+		}
 	}
 }

@@ -24,11 +24,14 @@ const (
 )
 
 const (
-	stoppingMessage = "the relay is stopping; call again shortly"
 	errSessionEnded = "the session has ended; initialize again"
 )
 
 var (
+	// errStopping refuses a request before it was handled; errStopped answers one that was cut, and may
+	// have taken effect.
+	errStopping = &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is starting or stopping; retry shortly", RetryAfterMS: 1000, Reason: "stopping", Outcome: manifest.NotSent}
+	errStopped  = &manifest.Error{Code: manifest.NodeOffline, Message: "the relay stopped during the call", RetryAfterMS: 1000, Reason: "stopping", Outcome: manifest.OutcomeUnknown}
 	// errRequestEnded has the code of the SDK's "rejected by transport": the message is
 	// lost, the connection is not.
 	errRequestEnded = &jsonrpc.Error{Code: -32005, Message: "the request has ended"}
@@ -122,6 +125,11 @@ func RPCCode(c manifest.Code) int64 {
 		return code
 	}
 	return -31500
+}
+
+// stoppedError is errStopped as a JSON-RPC error.
+func stoppedError() (code int64, message string, data json.RawMessage) {
+	return RPCCode(errStopped.Code), string(errStopped.Code) + ": " + errStopped.Message, edge.AppendError(nil, errStopped, manifest.NewTraceID())
 }
 
 // rpcError makes a JSON-RPC error whose data is the relay's error envelope.

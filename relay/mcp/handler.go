@@ -100,6 +100,12 @@ type Handler struct {
 	serverMeta  []byte // _meta of modern results: {"io.modelcontextprotocol/serverInfo": ...}
 	schemas     schemaCache
 	started     chan struct{} // closed by Run
+	stopping    chan struct{} // closed when Run ends: streams of tools end
+	drained     chan struct{} // closed when the calls in progress have been answered
+
+	// calls ends with kernel.ErrStopping when calls in progress are cut.
+	calls    context.Context
+	cutCalls context.CancelCauseFunc
 
 	mu       sync.RWMutex    // protects the fields below
 	ctx      context.Context // Run's; nil before
@@ -154,6 +160,8 @@ func New(opts Options) *Handler {
 		log:         opts.Logger,
 		impl:        &sdk.Implementation{Name: "agentctl", Title: "agentctl relay", Version: opts.Version},
 		started:     make(chan struct{}),
+		stopping:    make(chan struct{}),
+		drained:     make(chan struct{}),
 		tenants:     make(map[string]*tenant),
 		sessions:    make(map[string]*session),
 		streams:     make(map[*exchange]*sse.QueuedWriter),
@@ -163,6 +171,7 @@ func New(opts Options) *Handler {
 		sessionPool: edge.NewPool(int64(opts.MaxSessions)),
 		streamPool:  edge.NewPool(int64(opts.MaxStreams)),
 	}
+	h.calls, h.cutCalls = context.WithCancelCause(context.Background())
 	h.serverMeta = serverMeta(h.impl)
 	h.bindSDK()
 	return h
@@ -179,19 +188,23 @@ func setDefault[T cmp.Ordered](v *T, def T) {
 // Started returns a channel that is closed once Run serves. Until then requests are refused with 503.
 func (h *Handler) Started() <-chan struct{} { return h.started }
 
-// Run serves until ctx ends. It then ends every stream and session, and waits for its
-// goroutines. A call in progress is answered with an error first: requestMux and
-// timeoutWriter do that when they see the end, and so does a direct call in a session. Other direct
-// calls have their answer within kernel.CallBudget; the HTTP server waits for them.
+// Drained returns a channel that is closed once Run has ended every call in progress, except those
+// that have no session and go to a board: these have their answer within kernel.CallBudget.
+func (h *Handler) Drained() <-chan struct{} { return h.drained }
+
+// Run serves until ctx ends. It then drains: it refuses new requests, ends every stream, and gives
+// calls callGrace to end by themselves before it cuts them, which answers them with their outcome.
+// Then it ends the sessions, and waits for its goroutines.
 func (h *Handler) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	// Tenants outlive ctx: they carry the calls that are drained.
+	tenants, stopTenants := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopTenants()
 	h.mu.Lock()
 	if h.ctx != nil {
 		h.mu.Unlock()
 		return errors.New("mcp: Run was called twice")
 	}
-	h.ctx = ctx
+	h.ctx = tenants
 	h.mu.Unlock()
 	close(h.started)
 	tick := time.NewTicker(sweepInterval)
@@ -203,17 +216,64 @@ func (h *Handler) Run(ctx context.Context) error {
 			h.sweep(now)
 		}
 	}
+	h.drain()
+	stopTenants()
 	h.mu.Lock()
-	h.stopped = true
-	for x := range h.streams {
-		x.cancel()
-	}
 	for _, s := range h.sessions {
 		h.closeSessionLocked(s)
 	}
 	h.mu.Unlock()
 	h.wg.Wait()
 	return context.Cause(ctx)
+}
+
+// Times of a drain.
+const (
+	callGrace   = time.Second            // for calls to end by themselves: most take milliseconds
+	answerGrace = 500 * time.Millisecond // for the answers of those that were cut
+	drainPoll   = 5 * time.Millisecond
+)
+
+// drain ends streams and calls in progress, see Run.
+func (h *Handler) drain() {
+	defer close(h.drained)
+	h.mu.Lock()
+	h.stopped = true
+	for x := range h.streams {
+		x.cancel(nil)
+	}
+	h.mu.Unlock()
+	close(h.stopping)
+	if h.awaitIdle(callGrace) {
+		h.cutCalls(kernel.ErrStopping)
+		return
+	}
+	h.cutCalls(kernel.ErrStopping)
+	h.mu.RLock()
+	for _, s := range h.sessions {
+		s.cutDirect()
+	}
+	h.mu.RUnlock()
+	h.awaitIdle(answerGrace)
+}
+
+// awaitIdle waits until no request is in progress, for a time at most. It polls: nothing else has
+// to count the requests of all tenants.
+func (h *Handler) awaitIdle(most time.Duration) bool {
+	for end := time.Now().Add(most); ; time.Sleep(drainPoll) {
+		h.mu.RLock()
+		n := int64(0)
+		for _, t := range h.tenants {
+			n += t.inFlight.Load() - t.openStreams.Load()
+		}
+		h.mu.RUnlock()
+		if n == 0 {
+			return true
+		}
+		if !time.Now().Before(end) {
+			return false
+		}
+	}
 }
 
 // sweep ends streams whose token has ended, idle sessions and idle tenants. Tokens are
@@ -231,7 +291,7 @@ func (h *Handler) sweep(now time.Time) {
 	}
 	h.mu.RUnlock()
 	for _, x := range over {
-		x.cancel()
+		x.cancel(nil)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -281,7 +341,7 @@ type exchange struct {
 	// ctx ends when the client goes away; cancel ends it from here (nil on short
 	// requests). It is in a struct because the SDK runs the handler under another one.
 	ctx    context.Context
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 
 	call   *muxCall       // of a request that the mux carries
 	writer *timeoutWriter // of a request that the SDK answers, unless it is a stream
@@ -306,12 +366,13 @@ func (x *exchange) sendComment() {
 	}
 }
 
-// join returns a context that ends with ctx, which is the SDK's, and when the client of
-// this exchange goes away.
+// join returns a context that ends with ctx, which is the SDK's, when the client of this exchange
+// goes away, and when the relay cuts its calls.
 func (x *exchange) join(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, x.call))
-	stop := context.AfterFunc(x.ctx, cancel)
-	return ctx, func() { stop(); cancel() }
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, callKey{}, x.call))
+	leave := context.AfterFunc(x.ctx, func() { cancel(nil) })
+	stop := context.AfterFunc(x.tenant.h.calls, func() { cancel(kernel.ErrStopping) })
+	return ctx, func() { stop(); leave(); cancel(nil) }
 }
 
 // sessionID names the session for stages that act on one; modern requests have none.
@@ -383,7 +444,7 @@ func (h *Handler) acquireTenant(name string) (*tenant, *manifest.Error) {
 	}
 	h.mu.RUnlock()
 	if !running {
-		return nil, manifest.E(manifest.Internal, "the relay is starting or stopping; retry shortly")
+		return nil, errStopping
 	}
 	if t == nil {
 		var err *manifest.Error
@@ -406,7 +467,7 @@ func (h *Handler) addTenant(name string) (*tenant, *manifest.Error) {
 	t := h.tenants[name]
 	if t == nil {
 		if h.stopped {
-			return nil, manifest.E(manifest.Internal, "the relay is stopping; retry shortly")
+			return nil, errStopping
 		}
 		if len(h.tenants) >= h.opts.MaxTenants {
 			return nil, tooMany("the relay serves as many tenants as it may; retry later", "tenants", tenantIdleTimeout.Milliseconds())

@@ -34,6 +34,8 @@ type env struct {
 	srv    *httptest.Server
 	url    string
 
+	stop context.CancelFunc // ends Run
+
 	deaf bool // clients open no stream of their own
 	conn func(context.Context, net.Conn) context.Context
 
@@ -76,9 +78,11 @@ func newEnv(t testing.TB, opt Options, more ...func(*env)) *env {
 	}
 	e.h = New(opt)
 	ctx, cancel := context.WithCancel(context.Background())
+	runCtx, stop := context.WithCancel(ctx)
+	e.stop = stop
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = e.kernel.Run(ctx) })
-	wg.Go(func() { _ = e.h.Run(ctx) })
+	wg.Go(func() { _ = e.h.Run(runCtx) })
 	e.serve()
 	t.Cleanup(func() {
 		cancel()

@@ -116,7 +116,7 @@ func TestStopAnswersOpenCalls(t *testing.T) {
 	e.h.tenants["default"].mux.shutDown()
 	e.h.mu.RUnlock()
 	got := wait(t, "answer", events)
-	if f, ok := got["error"].(map[string]any); !ok || got["id"] != "c" || f["code"] != -32603.0 {
+	if f, ok := got["error"].(map[string]any); !ok || got["id"] != "c" || f["code"] != -31503.0 || !strings.Contains(fmt.Sprint(f["data"]), "outcome:unknown reason:stopping") {
 		t.Errorf("got %v, want an error of the call", got)
 	}
 }

@@ -11,6 +11,8 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"agentctl/transport/edge"
 )
 
 // requestMux joins the plain modern requests of one tenant to one SDK session. Each HTTP
@@ -208,11 +210,13 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 		case <-x.ctx.Done():
 			return
 		case <-m.closed:
+			code, message, data := stoppedError()
+			answer := appendRPCError(nil, e.id, code, message, data)
 			if !out.isStream {
-				refuseRPC(w, http.StatusServiceUnavailable, e.id, codeInternal, stoppingMessage)
+				edge.WriteJSON(w, http.StatusServiceUnavailable, answer)
 				return
 			}
-			_ = out.writeEvent(appendRPCError(nil, e.id, codeInternal, stoppingMessage, nil)) // the client waits for an answer
+			_ = out.writeEvent(answer) // the client waits for an answer
 			return
 		}
 	}

@@ -209,8 +209,8 @@ func serveSDK(next http.Handler, w http.ResponseWriter, r *http.Request, x *exch
 func (h *Handler) serveSessionPost(w http.ResponseWriter, r *http.Request, x *exchange, msgs []envelope, isBatch bool, body []byte) {
 	s, refusal := h.findSession(r, x)
 	if s != nil {
-		x.ctx, x.cancel = context.WithCancel(x.ctx)
-		defer x.cancel()
+		x.ctx, x.cancel = context.WithCancelCause(x.ctx)
+		defer x.cancel(nil)
 		if s.attach(x) {
 			defer s.detach(x)
 			h.serveInSession(w, r, x, msgs, isBatch, body)
@@ -272,11 +272,21 @@ func (h *Handler) serveInSession(w http.ResponseWriter, r *http.Request, x *exch
 	defer tw.end()
 	serveSDK(h.legacy, tw, r, x, body)
 	if isRequest && x.ctx.Err() != nil && r.Context().Err() == nil {
-		tw.answerClosedSession(m.id) // the client is there: the session has ended, or the relay stops
+		tw.answerClosedSession(h.endOfSession(m.id)) // the client is there: the session has ended, or the relay stops
 	}
 	if tw.status == http.StatusNotFound { // the SDK does not know the session
 		h.closeSession(x.session)
 	}
+}
+
+// endOfSession makes the answer to a request whose session ended before it was answered. A call may
+// have taken effect.
+func (h *Handler) endOfSession(id []byte) []byte {
+	if h.calls.Err() != nil {
+		code, message, data := stoppedError()
+		return appendRPCError(nil, id, code, message, data)
+	}
+	return appendRPCError(nil, id, codeInvalidRequest, errSessionEnded, nil)
 }
 
 // sessionMethods are the methods that the SDK accepts from a session's client. It answers
@@ -462,7 +472,7 @@ func (h *Handler) closeSessionLocked(s *session) {
 	subscriptions := s.subscriptions
 	s.subscriptions = nil
 	for x := range s.exchanges {
-		x.cancel()
+		x.cancel(nil)
 	}
 	s.mu.Unlock()
 	for _, release := range subscriptions {

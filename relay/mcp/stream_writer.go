@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
 
@@ -23,12 +24,12 @@ const (
 // all streams. A stream that is cut ends its request; the client opens it again and, in
 // the legacy era, keeps its session.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request, x *exchange, serve func(http.ResponseWriter)) {
-	x.ctx, x.cancel = context.WithCancel(x.ctx)
-	defer x.cancel()
+	x.ctx, x.cancel = context.WithCancelCause(x.ctx)
+	defer x.cancel(nil)
 	q := sse.NewQueuedWriter(w, sse.QueueOptions{
 		MaxWrites: maxQueuedEvents, MaxBytes: maxQueuedBytes,
 		WriteTimeout: writeTimeout, DrainTimeout: drainTimeout, PingInterval: pingInterval,
-		OnCut: func() { h.count.cut.Add(1); x.cancel() },
+		OnCut: func() { h.count.cut.Add(1); x.cancel(nil) },
 	})
 	h.mu.Lock()
 	ok := !h.stopped && h.streamPool.TryAcquire(identityOf(x.caller), 1)
@@ -131,14 +132,14 @@ func (w *timeoutWriter) Flush() {
 // answerClosedSession answers a request whose session ended before the SDK answered; the
 // SDK would leave the client waiting. The status is not 404, which says that nothing was
 // done and invites the client to call again.
-func (w *timeoutWriter) answerClosedSession(id []byte) {
+func (w *timeoutWriter) answerClosedSession(answer []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.status == 0 && !w.hasWritten:
-		refuseRPC(w.w, http.StatusOK, id, codeInvalidRequest, errSessionEnded)
+		edge.WriteJSON(w.w, http.StatusOK, answer)
 	case !w.hasAnswered && w.w.Header().Get("Content-Type") == "text/event-stream":
-		_, _ = w.writeLocked(appendEvent(nil, appendRPCError(nil, id, codeInvalidRequest, errSessionEnded, nil)))
+		_, _ = w.writeLocked(appendEvent(nil, answer))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"syscall"
 
 	"agentctl/transport/sse"
 )
@@ -131,6 +132,13 @@ func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*h
 	case a.JSONRPC != "":
 		return nil, &rpcError{codeInvalid, a.Error.Message}
 	}
+	var refused struct{ Error callError }
+	if json.Unmarshal(raw, &refused) == nil {
+		if away := refused.Error.away(nil, b.wasAway()); away != nil {
+			away.err = &rpcError{code, string(refused.Error.Code) + ": " + a.Error.Message}
+			return nil, away
+		}
+	}
 	var name string // the relay's envelope: code is a word
 	_ = json.Unmarshal(a.Error.Code, &name)
 	msg := name + ": " + a.Error.Message
@@ -138,6 +146,16 @@ func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*h
 		msg += "; " + b.opts.TokenHint
 	}
 	return nil, &rpcError{code, msg}
+}
+
+var (
+	errAnswerTooLarge = errors.New("the server's answer is larger than 16 MiB")
+	errNoAnswer       = errors.New("the server ended the stream without an answer")
+)
+
+// isBrokenStream reports whether a response was cut off.
+func isBrokenStream(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // readMessages calls fn with the messages of a response: one as JSON, many as an event
@@ -150,7 +168,7 @@ func readMessages(resp *http.Response, fn func([]byte)) error {
 			return err
 		}
 		if len(body) > maxAnswer {
-			return errors.New("the server's answer is larger than 16 MiB")
+			return errAnswerTooLarge
 		}
 		if len(body) > 0 {
 			fn(body)

@@ -54,6 +54,10 @@ type bridge struct {
 	inFlight map[string]*request // by the JSON of the id: 1 and "1" are different ids
 	pending  int                 // requests that end by themselves and have not ended
 	session  session
+
+	readOnly  map[string]bool // tools that only read, of every tools/list; see isReadOnly
+	wasServed bool            // the relay has answered a request
+	awayAt    time.Time       // when it last went away; zero: never
 }
 
 // request is a client's request that waits for its answer.
@@ -71,7 +75,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, o Options) error {
 	o.Logger = cmp.Or(o.Logger, zap.NewNop())
 	ctx, cancel := context.WithCancel(ctx)
 	b := &bridge{opts: o, log: o.Logger, out: newAbortableWriter(ctx, out), slots: make(chan struct{}, maxInFlight),
-		requestEnded: make(chan struct{}, 1), renewSlot: make(chan struct{}, 1), inFlight: make(map[string]*request)}
+		requestEnded: make(chan struct{}, 1), renewSlot: make(chan struct{}, 1), inFlight: make(map[string]*request), readOnly: make(map[string]bool)}
 	defer b.wg.Wait()
 	defer cancel()
 	lines := make(chan []byte)
@@ -228,7 +232,7 @@ func (b *bridge) startRequest(ctx context.Context, m *message) {
 		}()
 		answered, err := b.post(ctx, m)
 		if err == nil && !answered {
-			err = errors.New("the server ended the stream without an answer")
+			err = errNoAnswer
 		}
 		if err != nil && ctx.Err() == nil { // a canceled request gets no answer
 			b.freeID(m.ID)

@@ -83,17 +83,28 @@ func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, er
 }
 
 // post sends a message and writes out each message of the response as it arrives. answered
-// reports whether the answer to m was among them. A session that was lost is renewed once.
+// reports whether the answer to m was among them. A session that was lost is renewed once, and a
+// request is sent again when the relay went away (retry.go).
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
-	for try := 0; ; try++ {
+	var again retries
+	for renewed := false; ; {
 		s := b.sessionFor(m)
 		answered, err = b.postOnce(ctx, m, s)
-		if !errors.Is(err, errSessionLost) || try > 0 {
+		if errors.Is(err, errSessionLost) && !renewed {
+			renewed = true
+			if err = b.renewSession(ctx, s.id); err == nil {
+				continue
+			}
+			err = connectionLost(ctx, err)
+		}
+		if !again.wait(ctx, b, m, err) {
 			break
 		}
-		if err = b.renewSession(ctx, s.id); err != nil {
-			break
-		}
+	}
+	if away, ok := errors.AsType[*awayError](err); ok && away.answer != nil && ctx.Err() == nil {
+		b.freeID(m.ID)
+		b.write(away.answer)
+		return true, nil
 	}
 	if err == nil {
 		b.trackSubscription(m)
@@ -102,22 +113,44 @@ func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error
 }
 
 // postOnce sends a message in a given session and writes out the messages of the response. An
-// error after the first of them means that the rest is lost; m is not sent again.
+// awayError means that it wrote none, and that the relay went away; any other error after the
+// first message means that the rest is lost, and m is not sent again.
 func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answered bool, err error) {
 	resp, err := b.send(ctx, http.MethodPost, m, s)
 	if err != nil {
-		return false, err
+		return false, connectionLost(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
+	b.noteServed()
+	written := false
+	var away *awayError
 	err = readMessages(resp, func(msg []byte) {
 		var a message
 		if json.Unmarshal(msg, &a) == nil && a.Method == "" && bytes.Equal(a.ID, m.ID) {
+			if !written {
+				if away = parseAway(msg, b.wasAway()); away != nil {
+					away.answer = bytes.Clone(msg)
+					return
+				}
+			}
 			answered = true
+			if m.Method == "tools/list" {
+				b.trackTools(msg)
+			}
 			b.freeID(m.ID)
 		}
+		written = true
 		b.write(msg)
 	})
-	return answered, err
+	switch {
+	case away != nil:
+		return false, away
+	case written || !m.isRequest():
+		return answered, err
+	case err == nil:
+		err = errNoAnswer
+	}
+	return false, connectionLost(ctx, err)
 }
 
 // currentSession returns the session as it is now. A renewal may replace it at any time;
@@ -272,6 +305,9 @@ func (b *bridge) listen(ctx context.Context) {
 		begin := time.Now()
 		s := b.currentSession()
 		err := b.readStream(ctx, s)
+		if ctx.Err() == nil && !errors.As(err, new(*rpcError)) {
+			b.noteAway()
+		}
 		if errors.Is(err, errSessionLost) {
 			err = b.renewSession(ctx, s.id)
 		} else if _, ok := errors.AsType[*rpcError](err); ok {

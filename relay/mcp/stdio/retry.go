@@ -1,0 +1,201 @@
+package stdio
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"time"
+
+	"agentctl/manifest"
+)
+
+// A relay that restarts is away for a second or two, and its boards a little longer. The bridge
+// hides that where it is safe:
+//
+//	the request cannot have run    sent again until retryWindow is over
+//	it may have run, and reads     sent again once
+//	it may have run, and writes    its client gets the error, with the outcome
+//
+// A request is not sent again when its client has got a message of the first attempt.
+const (
+	retryWindow   = 15 * time.Second // from when the relay went away
+	minRetryDelay = 200 * time.Millisecond
+	maxRetryDelay = time.Second
+	maxReadOnly   = 16384 // tools that are known to be read-only
+)
+
+// awayError reports that the relay went away before a request was answered.
+type awayError struct {
+	err      error
+	answer   []byte // of the relay, which was stopping; nil for a broken connection
+	notSent  bool   // the request cannot have run
+	readOnly bool   // the relay says that it may be sent again although it may have run
+}
+
+func (e *awayError) Error() string {
+	if e.err == nil {
+		return "the relay is restarting"
+	}
+	return e.err.Error()
+}
+
+func (e *awayError) Unwrap() error { return e.err }
+
+// connectionLost describes an error of the HTTP client: a request whose connection was not opened
+// was not sent.
+func connectionLost(ctx context.Context, err error) error {
+	if ctx.Err() != nil || errors.As(err, new(*rpcError)) || errors.Is(err, errSessionLost) || errors.Is(err, errAnswerTooLarge) {
+		return err
+	}
+	if _, ok := errors.AsType[net.Error](err); !ok && !errors.Is(err, errNoAnswer) && !isBrokenStream(err) {
+		return err // of the token, say
+	}
+	op, ok := errors.AsType[*net.OpError](err)
+	return &awayError{err: err, notSent: ok && op.Op == "dial"}
+}
+
+// callError is the part of the relay's error envelope that decides about a retry.
+type callError struct {
+	Code      manifest.Code    `json:"code"`
+	Outcome   manifest.Outcome `json:"outcome"`
+	Reason    string           `json:"reason"`
+	Retryable bool             `json:"retryable"`
+}
+
+var hasOutcome = []byte(`"outcome":"`)
+
+// parseAway returns an awayError for an answer that says that the relay was stopping or, soon after
+// a restart, that a board is not back yet; nil for every other answer. It looks at few of them:
+// only errors have an outcome.
+func parseAway(answer []byte, restarted bool) *awayError {
+	if !bytes.Contains(answer, hasOutcome) {
+		return nil
+	}
+	type envelope struct {
+		Error callError `json:"error"`
+	}
+	var a struct {
+		Result struct {
+			IsError           bool     `json:"isError"`
+			StructuredContent envelope `json:"structuredContent"`
+		} `json:"result"`
+		Error struct {
+			Data envelope `json:"data"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(answer, &a) != nil {
+		return nil
+	}
+	e := a.Error.Data.Error
+	if a.Result.IsError {
+		e = a.Result.StructuredContent.Error
+	}
+	return e.away(answer, restarted)
+}
+
+// away is parseAway of an envelope.
+func (e *callError) away(answer []byte, restarted bool) *awayError {
+	notSent := e.Outcome == manifest.NotSent
+	if e.Reason != "stopping" && !(restarted && notSent && e.Code == manifest.NodeOffline) {
+		return nil
+	}
+	return &awayError{answer: answer, notSent: notSent, readOnly: e.Retryable}
+}
+
+// wasAway reports whether the relay went away less than retryWindow ago.
+func (b *bridge) wasAway() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.awayAt.IsZero() && time.Since(b.awayAt) < retryWindow
+}
+
+// noteAway records that the relay went away. Errors that are only its consequences do not prolong
+// the time for retries.
+func (b *bridge) noteAway() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.wasServed && (b.awayAt.IsZero() || time.Since(b.awayAt) >= retryWindow) {
+		b.awayAt = time.Now()
+	}
+}
+
+// noteServed records that the relay has answered: one that never has is not there, and nobody
+// waits for it.
+func (b *bridge) noteServed() {
+	b.mu.Lock()
+	b.wasServed = true
+	b.mu.Unlock()
+}
+
+// retries is the state of the attempts of one request.
+type retries struct {
+	resent bool // although it may have run
+	delay  time.Duration
+}
+
+// wait reports whether m may be sent again after err, and waits before that.
+func (r *retries) wait(ctx context.Context, b *bridge, m *message, err error) bool {
+	away, ok := errors.AsType[*awayError](err)
+	if !ok || !m.isRequest() || m.Method == "subscriptions/listen" {
+		return false
+	}
+	b.noteAway()
+	if !b.wasAway() || !away.notSent && (r.resent || !away.readOnly && !b.isReadOnly(m)) {
+		return false
+	}
+	r.resent = r.resent || !away.notSent
+	r.delay = min(max(2*r.delay, minRetryDelay), maxRetryDelay)
+	select {
+	case <-time.After(r.delay):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// readMethods change nothing, whatever their params.
+var readMethods = map[string]bool{
+	"ping": true, "tools/list": true, "resources/list": true, "resources/templates/list": true, "resources/read": true,
+	"prompts/list": true, "prompts/get": true, "completion/complete": true, "server/discover": true,
+	"resources/subscribe": true, "resources/unsubscribe": true, "logging/setLevel": true, // twice is as once
+}
+
+// isReadOnly reports whether a request may run twice: it reads, or calls a tool of which tools/list
+// has said so.
+func (b *bridge) isReadOnly(m *message) bool {
+	if m.Method != "tools/call" {
+		return readMethods[m.Method]
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.readOnly[m.name]
+}
+
+// trackTools records which tools of a tools/list only read.
+func (b *bridge) trackTools(answer []byte) {
+	var a struct {
+		Result struct {
+			Tools []struct {
+				Name        string `json:"name"`
+				Annotations struct {
+					ReadOnly bool `json:"readOnlyHint"`
+				} `json:"annotations"`
+			} `json:"tools"`
+		} `json:"result"`
+	}
+	if json.Unmarshal(answer, &a) != nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, t := range a.Result.Tools {
+		switch {
+		case !t.Annotations.ReadOnly:
+			delete(b.readOnly, t.Name)
+		case len(b.readOnly) < maxReadOnly:
+			b.readOnly[t.Name] = true
+		}
+	}
+}
