@@ -135,7 +135,7 @@ func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*h
 	var refused struct{ Error callError }
 	if json.Unmarshal(raw, &refused) == nil {
 		if away := refused.Error.away(nil, b.wasAway()); away != nil {
-			away.err = &rpcError{code, string(refused.Error.Code) + ": " + a.Error.Message}
+			away.err = &rpcError{code, refused.Error.Code + ": " + a.Error.Message}
 			return nil, away
 		}
 	}

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"net"
 	"time"
-
-	"agentctl/manifest"
 )
 
 // A relay that restarts is away for a second or two, and its boards a little longer. The bridge
@@ -24,6 +22,13 @@ const (
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = time.Second
 	maxReadOnly   = 16384 // tools that are known to be read-only
+)
+
+// Words of the relay's error envelope (docs/protocol.md, "Errors").
+const (
+	outcomeNotSent  = "not_sent"
+	reasonStopping  = "stopping"
+	codeNodeOffline = "E_NODE_OFFLINE"
 )
 
 // awayError reports that the relay went away before a request was answered.
@@ -58,10 +63,10 @@ func connectionLost(ctx context.Context, err error) error {
 
 // callError is the part of the relay's error envelope that decides about a retry.
 type callError struct {
-	Code      manifest.Code    `json:"code"`
-	Outcome   manifest.Outcome `json:"outcome"`
-	Reason    string           `json:"reason"`
-	Retryable bool             `json:"retryable"`
+	Code      string `json:"code"`
+	Outcome   string `json:"outcome"`
+	Reason    string `json:"reason"`
+	Retryable bool   `json:"retryable"`
 }
 
 var hasOutcome = []byte(`"outcome":"`)
@@ -97,8 +102,8 @@ func parseAway(answer []byte, restarted bool) *awayError {
 
 // away is parseAway of an envelope.
 func (e *callError) away(answer []byte, restarted bool) *awayError {
-	notSent := e.Outcome == manifest.NotSent
-	if e.Reason != "stopping" && !(restarted && notSent && e.Code == manifest.NodeOffline) {
+	notSent := e.Outcome == outcomeNotSent
+	if e.Reason != reasonStopping && !(restarted && notSent && e.Code == codeNodeOffline) {
 		return nil
 	}
 	return &awayError{answer: answer, notSent: notSent, readOnly: e.Retryable}
