@@ -83,7 +83,7 @@ func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID s
 	frame, modules := f.lacks(list, p.opt.Now())
 	var err error
 	if modules {
-		err = p.askRecorded(ctx, r, nodeID)
+		err = p.askRecorded(ctx, r, nodeID, list)
 		f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
 		frame, modules = f.lacks(list, p.opt.Now())
 	}
@@ -117,25 +117,22 @@ func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind
 	return err
 }
 
-// askRecorded asks a board for what it has recorded of all metrics a moment ago, and keeps that. The
+// askRecorded asks a board for what it has recorded of metrics a moment ago, and keeps that. The
 // first value of its answer is of most of freshWearTime, which is good enough for wear only, and the
 // second of maxFigureAge.
-func (p *Plugin) askRecorded(ctx context.Context, r *kernel.Request, nodeID string) error {
+func (p *Plugin) askRecorded(ctx context.Context, r *kernel.Request, nodeID string, list []int) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	now := p.opt.Now()
-	h := &historyRequest{from: now.Add(-freshWearTime).UnixMilli(), to: now.UnixMilli(), step: (freshWearTime - maxFigureAge).Milliseconds(), aggregate: aggregateLast}
-	for m := range metrics {
-		h.metrics = append(h.metrics, m)
-	}
+	h := &historyRequest{metrics: list, from: now.Add(-freshWearTime).UnixMilli(), to: now.UnixMilli(), step: (freshWearTime - maxFigureAge).Milliseconds(), aggregate: aggregateLast}
 	found, err := p.boardHistory(ctx, r, nodeID, h)
 	if err != nil {
 		return err
 	}
 	values := nans(numMetrics)
-	for m := range metrics {
-		if values[m] = found[m][1]; math.IsNaN(values[m]) && strings.HasPrefix(metrics[m].history, "wear.") {
-			values[m] = found[m][0]
+	for i, m := range list {
+		if values[m] = found[i][1]; math.IsNaN(values[m]) && metrics[m].module == "wear" {
+			values[m] = found[i][0]
 		}
 	}
 	p.figures.putValues(nodeID, values, now)

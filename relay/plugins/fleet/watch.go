@@ -283,7 +283,7 @@ func (w *watchStream) pollModules(ctx context.Context, b *watchedBoard) error {
 	for {
 		err := w.plugin.askFigures(ctx, &w.request, b.board.ID, manifest.KindModules, manifest.VerbRead)
 		if errors.Is(err, errNoTool) {
-			err = w.plugin.askRecorded(ctx, &w.request, b.board.ID)
+			err = w.plugin.askRecorded(ctx, &w.request, b.board.ID, w.metrics)
 		}
 		if err != nil {
 			return ignoreEnd(ctx, err)
