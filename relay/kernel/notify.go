@@ -5,6 +5,7 @@ import (
 	"container/list"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,9 @@ type Change struct {
 	Tools     bool // the list of tools changed
 	Resources bool // the list of resources changed
 	Prompts   bool // the list of prompts of a MethodHandler plugin changed
+	// PluginTools says with Tools that the tools of a plugin changed that is no board. Lists without
+	// boards (Toolset.HasBoards) have changed only then.
+	PluginTools bool
 	// Updated are the URIs whose content changed, at most MaxWatched.
 	Updated []string
 	// Missed says that more URIs changed than are kept: others than those in Updated may
@@ -61,6 +65,7 @@ type topic struct {
 	waiting []*Subscription // those with nothing pending
 	seq     uint64          // number of changes
 	flags   [3]uint64       // seq of the last change of tools, resources and prompts
+	plugins uint64          // seq of the last change of tools with PluginTools
 	uris    map[string]*list.Element
 	order   list.List // of changedURI, the last change at the back
 	evicted uint64    // seq of the newest change of a URI that was evicted
@@ -124,6 +129,7 @@ func (s *Subscription) Next() (c Change) {
 			taken++
 		}
 	}
+	c.PluginTools = t.plugins > s.seen
 	for e := t.order.Back(); e != nil && e.Value.(*changedURI).seq > s.seen; e = e.Prev() {
 		c.Updated = append(c.Updated, e.Value.(*changedURI).uri)
 	}
@@ -182,6 +188,9 @@ func (t *topic) push(c Change, uri string) (changes int64) {
 			t.flags[i] = t.seq
 		}
 	}
+	if c.PluginTools {
+		t.plugins = t.flags[0]
+	}
 	if uri != "" {
 		t.seq++
 		t.updateLocked(uri)
@@ -239,7 +248,9 @@ func (n *notifier) push(tenant string, c Change, uri string) {
 // notifyListsLocked informs the subscribers of a plugin's tenant that the plugin's tools
 // and resources came or went. k.mu is held.
 func (k *Kernel) notifyListsLocked(m *Manifest) {
-	k.notify.push(m.Tenant, Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}, "")
+	c := Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}
+	c.PluginTools = c.Tools && !strings.HasPrefix(m.Name, devicePrefix)
+	k.notify.push(m.Tenant, c, "")
 }
 
 // NotifyChange informs the subscribers of a tenant ("": of every tenant) about a change

@@ -80,10 +80,10 @@ func TestReplaceNotifies(t *testing.T) {
 		p    *plugin
 		a, b string
 	}{
-		{"the same", board("a", nodeA), "{false false false [] false}", "{false false false [] false}"},
-		{"without its resource", without, "{true true false [] false}", "{false false false [] false}"},
-		{"with another scope", scoped, "{true true false [] false}", "{false false false [] false}"},
-		{"in another tenant", moved, "{true true false [] false}", "{true true false [] false}"},
+		{"the same", board("a", nodeA), "{false false false false [] false}", "{false false false false [] false}"},
+		{"without its resource", without, "{true true false false [] false}", "{false false false false [] false}"},
+		{"with another scope", scoped, "{true true false false [] false}", "{false false false false [] false}"},
+		{"in another tenant", moved, "{true true false false [] false}", "{true true false false [] false}"},
 	}
 	for _, tt := range tests {
 		k := kernel.New(kernel.Options{})

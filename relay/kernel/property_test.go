@@ -160,7 +160,7 @@ func (m *machine) take(t *rapid.T) {
 		t.Skip("nobody listens")
 	}
 	s := m.subs[rapid.IntRange(0, len(m.subs)-1).Draw(t, "i")]
-	want := kernel.Change{Tools: s.tools, Updated: slices.Sorted(maps.Keys(s.uris))}
+	want := kernel.Change{Tools: s.tools, PluginTools: s.tools, Updated: slices.Sorted(maps.Keys(s.uris))}
 	ready := pending(s.s)
 	got := s.s.Next()
 	if fmt.Sprint(got) != fmt.Sprint(want) {

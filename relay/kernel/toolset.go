@@ -19,7 +19,7 @@ const (
 )
 
 // Toolset is a choice of tools to list. It limits nothing else: who knows the name of another tool
-// may call it.
+// may call it. The zero value is DefaultToolset.
 type Toolset struct {
 	groups  uint8    // a bit for each ToolGroup
 	plugins []string // whose tools are listed too, if their groups are not
@@ -41,7 +41,15 @@ func toolset(groups ...ToolGroup) (s Toolset) {
 	return s
 }
 
-func (s Toolset) has(g ToolGroup) bool { return s.groups&(1<<g) != 0 }
+func (s Toolset) has(g ToolGroup) bool {
+	if s.groups == 0 && s.plugins == nil {
+		s = DefaultToolset
+	}
+	return s.groups&(1<<g) != 0
+}
+
+// HasBoards reports whether the set has tools of boards, so that it changes with them.
+func (s Toolset) HasBoards() bool { return s.has(GroupBoard) || s.has(GroupBoards) }
 
 // And returns a set with the tools of both.
 func (s Toolset) And(o Toolset) Toolset {

@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
 
@@ -205,17 +206,27 @@ func cpuOf(b *testing.B, pid int) time.Duration {
 	return time.Duration(sum)
 }
 
-// BenchmarkListTools renders a full page of 30,000 tools.
+// BenchmarkListTools renders a full page of 30,000 tools, and the fleet toolset.
 func BenchmarkListTools(b *testing.B) {
 	e := newEnv(b, Options{})
 	for i := range 10_000 {
 		e.load(newBoard("default", fmt.Sprintf("01j8zz3f0v4q7k2m9x5c1b%04d", i)))
 	}
+	fleet := &grouped{name: "fleet", scope: manifest.ScopeToolsList, group: kernel.GroupFleet}
+	for i := range 12 {
+		fleet.tools = append(fleet.tools, fmt.Sprintf("fleet.tool_%d", i))
+	}
+	e.load(fleet)
+	b.Run("default", func(b *testing.B) { listToolset(b, e, kernel.DefaultToolset) })
+	b.Run("fleet", func(b *testing.B) { listToolset(b, e, kernel.FleetToolset) })
+}
+
+func listToolset(b *testing.B, e *env, set kernel.Toolset) {
 	c, err := e.authenticate(httptest.NewRequest("GET", "/", nil))
 	if err != nil {
 		b.Fatal(err)
 	}
-	x := &exchange{caller: c, modern: true, tenant: &tenant{h: e.h}}
+	x := &exchange{caller: c, modern: true, toolset: set, tenant: &tenant{h: e.h}}
 	b.ReportAllocs()
 	for b.Loop() {
 		res, err := x.tenant.listTools(x, "")

@@ -227,6 +227,6 @@ func (t *tenant) sendLists(ctx context.Context) {
 		if len(callers) == 0 || !s.listsUnknown.CompareAndSwap(true, false) {
 			continue
 		}
-		t.notifySession(ctx, s, callers, kernel.Change{Tools: true, Resources: true, Prompts: t.isServed(&exchange{caller: callers[0]}, "prompts/list")}, nil)
+		t.notifySession(ctx, s, callers, kernel.Change{Tools: true, PluginTools: true, Resources: true, Prompts: t.isServed(&exchange{caller: callers[0]}, "prompts/list")}, nil)
 	}
 }

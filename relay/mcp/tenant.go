@@ -145,7 +145,7 @@ func (t *tenant) run(ctx context.Context) {
 			continue
 		case <-t.sub.Ready(): // merge what changed into the next round
 			c := t.sub.Next()
-			pending.Tools = pending.Tools || c.Tools
+			pending.Tools, pending.PluginTools = pending.Tools || c.Tools, pending.PluginTools || c.PluginTools
 			pending.Resources = pending.Resources || c.Resources
 			pending.Prompts = pending.Prompts || c.Prompts
 			for _, u := range c.Updated {
@@ -182,7 +182,8 @@ func (t *tenant) run(ctx context.Context) {
 // list and the resources that it subscribed to; a listen stream gets the kinds of changes that
 // it asked for. Both get what the token of the stream may list and read now: a session may have
 // subscribed with another token of the same subject. A client without a stream gets none, and
-// lists again when its cache has expired (listTTLMS).
+// lists again when its cache has expired (listTTLMS). The tools of a toolset without boards have not
+// changed when a board came or went.
 //
 // The writers of streams do not block (sse.QueuedWriter), so a stalled reader delays no other.
 // An error on one stream is dropped: that stream ends by itself.
@@ -204,7 +205,7 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 		t.notifySession(ctx, s, callers, c, updated)
 	}
 	for _, l := range listeners {
-		c := kernel.Change{Tools: c.Tools && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
+		c := kernel.Change{Tools: c.Tools && (c.PluginTools || l.x.toolset.HasBoards()) && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
 			Prompts: c.Prompts && l.want.PromptsListChanged}
 		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] && t.h.opts.Kernel.MayRead(l.x.caller, uri) })
 	}
@@ -212,7 +213,7 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 
 // notifySession sends one round to a session whose streams callers have opened.
 func (t *tenant) notifySession(ctx context.Context, s *session, callers []*kernel.Caller, c kernel.Change, updated map[string]bool) {
-	c.Tools = c.Tools && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
+	c.Tools = c.Tools && (c.PluginTools || s.listsBoards()) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
 	t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, func(uri string) bool {
 		return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, uri) })
 	})

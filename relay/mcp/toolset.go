@@ -28,7 +28,6 @@ const maxToolsetWords = 16
 // A word that means nothing is refused, but not in a session: a plugin that is unloaded for a moment
 // must not end the sessions whose URL names it. Its tools are then missing from their lists.
 func (h *Handler) readQuery(x *exchange, rawQuery string, inSession bool) *manifest.Error {
-	x.toolset = kernel.DefaultToolset
 	if rawQuery == "" {
 		return nil
 	}
@@ -81,4 +80,16 @@ func (h *Handler) unknownToolset(c *kernel.Caller) *manifest.Error {
 	}
 	return manifest.E(manifest.BadRequest, "toolset has an unknown word; use one or more of these with commas between them: "+strings.Join(words, ", ")+
 		"; without toolset the list has echo and metrics of the boards, and the relay's own tools")
+}
+
+// listsBoards reports whether a stream of the session is of a client whose list of tools has boards.
+func (s *session) listsBoards() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for x := range s.streams {
+		if x.toolset.HasBoards() {
+			return true
+		}
+	}
+	return false
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	sdk "github.com/modelcontextprotocol/go-sdk/mcp"
+
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
@@ -179,4 +181,36 @@ func TestToolsetInSession(t *testing.T) {
 	if !strings.Contains(list(), "notes.search") {
 		t.Error("the plugin's tool did not come back")
 	}
+}
+
+// TestToolsetIsNotified: a client whose list has no boards is not told to list again when one comes or
+// goes, and one whose list has boards is.
+func TestToolsetIsNotified(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e := newEnv(t, Options{})
+		loadToolsets(e)
+		connect := func(query string) <-chan struct{} {
+			changed := make(chan struct{}, 64)
+			cs := e.clientAt(e.url+query, "", version, &sdk.ClientOptions{
+				ToolListChangedHandler: func(context.Context, *sdk.ToolListChangedRequest) { changed <- struct{}{} },
+			})
+			if version == modernEra {
+				if _, err := cs.ListTools(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			return changed
+		}
+		fleet, boards := connect("?toolset=fleet"), connect("?toolset=boards")
+		until(t, "both streams", func() bool { return e.h.Stats().Streams == 2 })
+		e.load(newBoard("default", nodeB))
+		wait(t, "a change of the boards", boards)
+		before := len(fleet) // both are notified in one round, the fleet's client first or second
+		e.load(&grouped{name: "late", scope: manifest.ScopeToolsList, group: kernel.GroupFleet, tools: []string{"fleet.late"}})
+		wait(t, "a change of the plugins", boards)
+		until(t, "the change of the plugins", func() bool { return len(fleet) > before })
+		if n := len(fleet); n != 1 {
+			t.Errorf("%d notifications to a client that lists no boards, want that about the plugin", n)
+		}
+	})
 }
