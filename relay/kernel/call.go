@@ -325,18 +325,23 @@ func reassigned(r *Request, l *loaded) bool {
 
 // Refusals of dispatch.
 var (
-	errScope = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope that this tool needs", Reason: "scope"}
 	// A token keeps the scopes that it was made with, so that one from before boards:inspect existed
 	// needs a successor.
 	errInspect = &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope boards:inspect that this tool needs; newly made agent tokens carry it: agentctl token create --class agent", Reason: "scope"}
 	errNoTool  = &manifest.Error{Code: manifest.BadRequest, Message: "no tool has this name; tools/list shows the names", Reason: "name"}
 )
 
+// lacksScope is the error of a caller without a scope. It names the scope, which is the same for all
+// boards' tools that need no other, so that it tells nothing about a board.
+func lacksScope(scope string) *manifest.Error {
+	return &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope " + scope + " that this tool needs", Reason: "scope"}
+}
+
 // missingScope returns the refusal of a caller who lacks a scope that the tool needs, else nil.
 func (t *Tool) missingScope(c *Caller) *manifest.Error {
 	switch {
 	case !c.Has(t.Scope):
-		return errScope
+		return lacksScope(t.Scope)
 	case t.Inspects && !c.Has(manifest.ScopeBoardsInspect):
 		return errInspect
 	}

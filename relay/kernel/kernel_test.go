@@ -228,7 +228,7 @@ func TestInspectingToolsNeedTheirScope(t *testing.T) {
 	}{
 		{"both scopes", full, 2, ""},
 		{"a token from before the scope existed", old, 1, "boards:inspect"},
-		{"the scope alone", alone, 0, "the scope that this tool needs"},
+		{"the scope alone", alone, 0, "the scope tools:call:read_only that this tool needs"},
 	} {
 		tools, _ := k.ListTools(tt.caller, "", 10)
 		_, visible := k.Tool(tt.caller, name)

@@ -156,7 +156,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 			return end("stopping", &manifest.Error{Code: manifest.NodeOffline, Message: "the relay stopped during the stream", Reason: "stopping", Outcome: manifest.OutcomeUnknown, ReadOnly: true, RetryAfterMS: 1000})
 		case <-timeout.C:
 			if len(frames) == 0 {
-				return end("no_frame", manifest.E(manifest.DeadlineExceeded, "no frame came within the time of this call; ask for a shorter interval_ms, or call metrics.snapshot for one reading"))
+				return end("no_frame", errNoFrame)
 			}
 			return end("time", nil)
 		case <-alive.C:
@@ -191,3 +191,8 @@ func streamError(err error) *manifest.Error {
 	}
 	return &manifest.Error{Code: manifest.NodeOffline, Message: "the board went away during the stream", Reason: "stream_end"}
 }
+
+// errNoFrame is the end of a stream that had no frame in time. Streams only read, so that the caller
+// may repeat the call.
+var errNoFrame = &manifest.Error{Code: manifest.DeadlineExceeded, Outcome: manifest.OutcomeUnknown, ReadOnly: true,
+	Message: "no frame came within the time of this call; ask for a shorter interval_ms, or call metrics.snapshot for one reading"}
