@@ -31,6 +31,8 @@ SYFT        := github.com/anchore/syft/cmd/syft@v1.50.0
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.8.0
 # Platforms of a release: GOOS/GOARCH[/GOARM].
 PLATFORMS   := linux/amd64 linux/arm64 linux/arm/6 linux/arm/7 linux/riscv64
+# Of the commands that call a relay, which also work on other systems.
+CLIENT_PLATFORMS := darwin/arm64 darwin/amd64 windows/amd64
 # Of the packages; Debian's armhf is built for ARMv6, so that it runs on every Raspberry Pi.
 DEB_PLATFORMS ?= linux/amd64 linux/arm64 linux/arm/6 linux/riscv64
 FUZZTIME    ?= 60s
@@ -58,10 +60,12 @@ test-32: ## the tests as a 32-bit machine sees them: its int has 32 bits, its Na
 	@[ "$$($(GO) env GOHOSTARCH)" = amd64 ] || { echo "test-32: only an amd64 machine runs 386 binaries: left out"; exit 0; }; \
 	  GOARCH=386 CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v -e /test -e /docs)
 
-lint: ## gofmt, vet (both builds), staticcheck (both builds); import rules
+lint: ## gofmt, vet (both builds, other systems), staticcheck (both builds); import rules
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "gofmt would change:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags $(BOARD_TAG) ./...
+	@set -e; for os in darwin windows; do echo "vet for $$os"; \
+	  GOOS=$$os CGO_ENABLED=0 $(GO) vet $$(GOOS=$$os $(GO) list -deps ./cmd/agentctl | grep '^agentctl/'); done
 	$(GO) vet -C test/bench ./...
 	$(GO) vet -C test/faultfs ./...
 	$(GO) run $(STATICCHECK) ./...
@@ -70,7 +74,7 @@ lint: ## gofmt, vet (both builds), staticcheck (both builds); import rules
 	cd test/faultfs && $(GO) run $(STATICCHECK) ./...
 	$(GO) test -run 'TestImportRules|TestImportsAllowed' ./test
 
-cross: ## release binaries for every platform, full and board: dist/
+cross: ## release binaries for every platform, full and board, and for clients on macOS and Windows: dist/
 	@mkdir -p $(DIST)
 	@set -e; for p in $(PLATFORMS); do \
 	  IFS=/ read -r os arch arm <<< "$$p"; name=$$os-$$arch$${arm:+v$$arm}; \
@@ -80,10 +84,15 @@ cross: ## release binaries for every platform, full and board: dist/
 	    echo "$$(wc -c < $(DIST)/$$kind-$$name) $(DIST)/$$kind-$$name"; \
 	  done; \
 	done
+	@set -e; for p in $(CLIENT_PLATFORMS); do \
+	  IFS=/ read -r os arch <<< "$$p"; name=agentctl-$$os-$$arch; [ $$os != windows ] || name=$$name.exe; \
+	  GOOS=$$os GOARCH=$$arch $(BUILD) -o $(DIST)/$$name ./cmd/agentctl; \
+	  echo "$$(wc -c < $(DIST)/$$name) $(DIST)/$$name"; \
+	done
 cross reproducible: SHELL := /bin/bash
 
 deb: board ## Debian packages of both builds: dist/*.deb
-	$(MAKE) cross PLATFORMS='$(DEB_PLATFORMS)'
+	$(MAKE) cross PLATFORMS='$(DEB_PLATFORMS)' CLIENT_PLATFORMS=
 	@NFPM='$(NFPM)' DIST='$(DIST)' PLATFORMS='$(DEB_PLATFORMS)' VERSION='$(VERSION)' BUILT_AT='$(BUILT_AT)' \
 	  HOST_BINARY=$(BIN)/agentctl-board GO='$(GO)' systemd/deb.sh
 

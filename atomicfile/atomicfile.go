@@ -20,11 +20,11 @@ import (
 // The steps are those of a durable rename: write and sync a temporary file in the same
 // directory, rename it, sync the directory. Before the rename a failure, for instance of a full
 // disk, leaves the directory as it was.
-func Replace(path string, data []byte) error { return write(path, data, 0o600, os.Rename) }
+func Replace(path string, data []byte) error { return write(path, data, 0o600, rename) }
 
 // ReplaceMode is Replace with other permission bits.
 func ReplaceMode(path string, data []byte, mode fs.FileMode) error {
-	return write(path, data, mode, os.Rename)
+	return write(path, data, mode, rename)
 }
 
 // Create is Replace for a file that must not exist: the error is fs.ErrExist where it does.
@@ -36,7 +36,7 @@ func Create(path string, data []byte) error {
 			if exists(path) {
 				return &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist}
 			}
-			return os.Rename(temporary, path)
+			return rename(temporary, path)
 		}
 		_ = os.Remove(temporary)
 		return err
@@ -86,14 +86,4 @@ func Remove(path string) error {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
-}
-
-// SyncDir writes the names in a directory to the disk.
-func SyncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	return d.Sync()
 }

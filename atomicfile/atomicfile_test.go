@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"testing"
 )
 
@@ -69,27 +68,5 @@ func TestReplaceFails(t *testing.T) {
 	}
 	if err := Replace(filepath.Join(dir, "none", "file"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a directory: %v", err)
-	}
-}
-
-// TestOwner: what root writes belongs to the owner of the directory.
-func TestOwner(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	dir := t.TempDir()
-	if err := os.Chown(dir, 65534, 65534); err != nil {
-		t.Skip(err)
-	}
-	path := filepath.Join(dir, "file")
-	if err := Replace(path, nil); err != nil {
-		t.Fatal(err)
-	}
-	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := st.Sys().(*syscall.Stat_t); s.Uid != 65534 || s.Gid != 65534 {
-		t.Errorf("owner %d:%d, want 65534:65534", s.Uid, s.Gid)
 	}
 }

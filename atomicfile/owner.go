@@ -17,7 +17,7 @@ import (
 func Open(path string, mode fs.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+		return openExisting(path)
 	}
 	if err != nil {
 		return nil, err
@@ -50,34 +50,5 @@ func MkdirAll(dir string, mode fs.FileMode) error {
 		}
 		return err
 	}
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	d, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = d.Close() }()
-	return ownLike(d, filepath.Dir(dir))
-}
-
-// ownLike gives a file that this process made the owner and the group of a directory, if this
-// process is root and they differ. It works on the open file: a name could be replaced by a link.
-func ownLike(f *os.File, dir string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	of, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	now, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	want, have := of.Sys().(*syscall.Stat_t), now.Sys().(*syscall.Stat_t)
-	if want.Uid == have.Uid && want.Gid == have.Gid {
-		return nil
-	}
-	return f.Chown(int(want.Uid), int(want.Gid))
+	return ownDirLike(dir, filepath.Dir(dir))
 }

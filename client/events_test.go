@@ -135,7 +135,7 @@ func TestTailCatchesUp(t *testing.T) {
 
 	g := newGateway(t, Options{URL: "http://" + <-ready}, StreamPath)
 	small := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
-		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 16<<10) })
+		return c.Control(func(fd uintptr) { setReceiveBuffer(fd, 16<<10) })
 	}}
 	g.http.Transport.(*http.Transport).DialContext = small.DialContext
 	open := make(chan struct{})

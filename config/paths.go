@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 )
 
@@ -112,10 +113,14 @@ func firstOf(variable string) string {
 	return first
 }
 
-// userDir returns a directory of the XDG base directory specification. below is its default
-// in the home directory. Without HOME the path is relative to the working directory.
+// userDir returns a directory of the XDG base directory specification, which is used on macOS,
+// too. below is its default in the home directory; on Windows it is APPDATA. Without HOME the path
+// is relative to the working directory.
 func userDir(variable, below string) string {
 	if d := os.Getenv(variable); d != "" {
+		return d
+	}
+	if d := os.Getenv("APPDATA"); runtime.GOOS == "windows" && d != "" {
 		return d
 	}
 	return filepath.Join(os.Getenv("HOME"), below)

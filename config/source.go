@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // SettingsFile is the file of saved settings, in the state directory.
@@ -209,9 +207,7 @@ func (s Source) Fingerprint(c *Config) string {
 	var sb strings.Builder
 	fmt.Fprintln(&sb, err)
 	for _, path := range append([]string{s.Path, c.SettingsPath()}, others...) {
-		var st unix.Stat_t
-		err := unix.Stat(path, &st)
-		fmt.Fprintln(&sb, path, err, st.Ino, st.Size, st.Mtim, st.Ctim, st.Mode)
+		fmt.Fprintln(&sb, path, fingerprint(path))
 	}
 	return sb.String()
 }

@@ -9,8 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
-	"syscall"
 
 	"agentctl/transport/pin"
 )
@@ -68,7 +68,10 @@ func checkExposed(f *os.File) error {
 		return nil // a pipe, as of a shell's <(command)
 	}
 	others := fs.FileMode(0o007)
-	if owner, ok := st.Sys().(*syscall.Stat_t); ok && int(owner.Uid) == os.Geteuid() && !isCredential(f.Name()) {
+	switch {
+	case runtime.GOOS == "windows":
+		return nil // modes mean nothing there: the access list of the directory decides
+	case isOwn(st) && !isCredential(f.Name()):
 		others = 0o077
 	}
 	if mode := st.Mode().Perm(); mode&others != 0 {

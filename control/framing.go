@@ -13,8 +13,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // errFraming means that the next message cannot be found in the stream.
@@ -229,11 +227,7 @@ func (w *wire) isHungUp() (gone bool) {
 	if err != nil {
 		return true
 	}
-	err = raw.Control(func(fd uintptr) {
-		p := []unix.PollFd{{Fd: int32(fd)}}
-		n, err := unix.Poll(p, 0)
-		gone = err == nil && n > 0 && p[0].Revents&(unix.POLLHUP|unix.POLLERR) != 0
-	})
+	err = raw.Control(func(fd uintptr) { gone = isHungUp(fd) })
 	return gone || err != nil
 }
 

@@ -12,8 +12,6 @@ import (
 	"strconv"
 	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // maxPath is what fits into a unix socket's address on every system.
@@ -92,7 +90,7 @@ func bind(path string) (*net.UnixListener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		// Linux creates the file with the mode of the unbound socket, so that there is no
 		// moment at which everybody may connect.
-		return c.Control(func(fd uintptr) { unix.Fchmod(int(fd), 0o660) })
+		return c.Control(func(fd uintptr) { setMode(fd, 0o660) })
 	}}
 	ln, err := lc.Listen(context.Background(), "unix", path)
 	if err != nil {
@@ -166,8 +164,7 @@ func lockDir(dir string) (unlock func(), err error) {
 		return func() {}, nil
 	}
 	for range 40 {
-		err := unix.Flock(int(d.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
+		if !tryLock(d.Fd()) {
 			return func() { d.Close() }, nil
 		}
 		time.Sleep(50 * time.Millisecond)

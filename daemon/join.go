@@ -265,7 +265,7 @@ func (d *Daemon) joinStatus() *JoinStatus {
 			return &m.join
 		case d.id.TenantID() != "" && d.config().Text("relay") == "":
 			// A leave makes a new identity, which has no tenant.
-			return &JoinStatus{State: JoinLost, TenantID: d.id.TenantID(), Hint: "to link it again, " + newInvite,
+			return &JoinStatus{State: JoinLost, TenantID: d.id.TenantID(), Hint: "to link it again, " + enroll.HintInvite,
 				Error: "this board was node " + d.id.NodeID() + ", and has neither its key (" + enroll.CredentialFile + ") nor a configured relay"}
 		}
 		return nil

@@ -7,11 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"agentctl/config"
@@ -191,38 +188,3 @@ func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
 }
 
 func nowMS() int64 { return time.Now().UnixMilli() }
-
-// lockFile takes the lock of a file that others replace: it belongs to the file that has the
-// name now, not to one that was replaced while this process waited. The wait is polled, because
-// flock does not end with a context.
-func lockFile(ctx context.Context, path string) (release func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, maxLockWait)
-	defer cancel()
-	for {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, &FileError{path, errors.Unwrap(err)}
-		}
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil && !isReplaced(f, path) {
-			return func() { _ = f.Close() }, nil // which releases the lock
-		}
-		_ = f.Close()
-		if err != nil && !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			return nil, &FileError{path, fmt.Errorf("lock: %w", err)}
-		}
-		select {
-		case <-ctx.Done():
-			return nil, &FileError{path, errors.New("another process has kept it locked")}
-		case <-time.After(lockPoll):
-		}
-	}
-}
-
-// isReplaced reports whether path names another file than the open one by now. A path that was
-// removed does not: whoever takes the lock then finds no context.
-func isReplaced(f *os.File, path string) bool {
-	a, errA := f.Stat()
-	b, errB := os.Stat(path)
-	return !errors.Is(errB, fs.ErrNotExist) && (errA != nil || errB != nil || !os.SameFile(a, b))
-}

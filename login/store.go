@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -202,7 +203,7 @@ func readPrivate(path string) ([]byte, error) {
 		return nil, errors.Unwrap(err) // without the path, which callers add
 	case !info.Mode().IsRegular() || info.Size() > maxFile:
 		return nil, ErrDamaged
-	case info.Mode().Perm()&0o077 != 0:
+	case info.Mode().Perm()&0o077 != 0 && runtime.GOOS != "windows": // where modes mean nothing
 		return nil, ErrOpen
 	}
 	b, err := os.ReadFile(path)

@@ -11,7 +11,7 @@ syft=$(mktemp -d)
 trap 'rm -rf "$syft"' EXIT
 echo "release: building syft, which takes some minutes the first time"
 GOBIN=$syft CGO_ENABLED=0 "$GO" install "$SYFT"
-for f in agentctl-linux-* agentctl-board-linux-*; do
+for f in agentctl-linux-* agentctl-board-linux-* agentctl-darwin-* agentctl-windows-*; do
   # A binary is the source: the document lists what is linked, and not what go.mod allows.
   SYFT_CHECK_FOR_APP_UPDATE=false "$syft/syft" scan -q "file:$f" --source-name "$f" --source-version "$VERSION" -o "spdx-json=$f.spdx.json"
   while read -r module version; do

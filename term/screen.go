@@ -1,3 +1,5 @@
+//go:build !windows
+
 package term
 
 import (
@@ -43,12 +45,12 @@ func (s *Screen) Enter() {
 	}
 	s.active = true
 	stdin := int(os.Stdin.Fd())
-	if t, err := unix.IoctlGetTermios(stdin, unix.TCGETS); err == nil {
+	if t, err := unix.IoctlGetTermios(stdin, getTermios); err == nil {
 		saved := *t
 		s.saved = &saved
 		t.Lflag &^= unix.ECHO | unix.ICANON // ISIG stays: Ctrl-C and Ctrl-Z send signals
 		t.Cc[unix.VMIN], t.Cc[unix.VTIME] = 0, 0
-		_ = unix.IoctlSetTermios(stdin, unix.TCSETS, t)
+		_ = unix.IoctlSetTermios(stdin, setTermios, t)
 	}
 	_, _ = io.WriteString(s.out, "\x1b[?1049h\x1b[?25l\x1b[2J")
 }
@@ -64,7 +66,7 @@ func (s *Screen) Leave() {
 	s.active = false
 	_, _ = io.WriteString(s.out, "\x1b[0m\x1b[?25h\x1b[?1049l")
 	if s.saved != nil {
-		_ = unix.IoctlSetTermios(int(os.Stdin.Fd()), unix.TCSETSF, s.saved)
+		_ = unix.IoctlSetTermios(int(os.Stdin.Fd()), setTermiosFlush, s.saved)
 	}
 }
 

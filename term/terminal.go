@@ -5,16 +5,11 @@ import (
 	"os"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
-// IsTerminal reports whether f is a terminal: it has terminal settings (termios(3)). A pipe,
-// a file and /dev/null have none.
-func IsTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
+// IsTerminal reports whether f is a terminal: it has terminal settings (termios(3)), or is a
+// console of Windows. A pipe, a file and /dev/null have none.
+func IsTerminal(f *os.File) bool { return isTerminal(f) }
 
 // AsTerminal returns w as a file when it is a terminal, else nil.
 func AsTerminal(w any) *os.File {
@@ -29,11 +24,9 @@ func AsTerminal(w any) *os.File {
 // size, such as a serial line, is one too.
 func Size(w io.Writer) (width, height int, isTerminal bool) {
 	if f, ok := w.(*os.File); ok {
-		size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-		if err == nil && size.Col > 0 && size.Row > 0 {
-			return int(size.Col), int(size.Row), true
+		if width, height, isTerminal = sizeOf(f); width > 0 && height > 0 {
+			return width, height, true
 		}
-		isTerminal = err == nil
 	}
 	number := func(name string, def int) int {
 		if n, err := strconv.Atoi(os.Getenv(name)); err == nil && n >= 10 && n <= 1000 {
@@ -60,7 +53,8 @@ func ASCIIOnly() bool {
 
 // ColorEnabled reports whether w may be written in color (https://no-color.org).
 func ColorEnabled(w io.Writer) bool {
-	return AsTerminal(w) != nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+	f := AsTerminal(w)
+	return f != nil && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && enableEscapes(f)
 }
 
 // Colors and attributes, as the parameter of an SGR sequence (ECMA-48 §8.3.117).

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -199,6 +200,28 @@ func TestBoardBuild(t *testing.T) {
 			if strings.HasPrefix(dep, banned) {
 				t.Errorf("the board build contains %s", dep)
 			}
+		}
+	}
+}
+
+// TestImportsOfClients checks that what macOS and Windows get is without the daemon and the relay,
+// which need Linux. A file of cmd/agentctl that imports them begins with //go:build linux.
+func TestImportsOfClients(t *testing.T) {
+	for _, system := range []string{"darwin", "windows"} {
+		cmd := exec.Command("go", "list", "-deps", "agentctl/cmd/agentctl")
+		cmd.Env = append(cmd.Environ(), "GOOS="+system, "CGO_ENABLED=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		deps := strings.Fields(string(out))
+		for _, banned := range []string{"daemon", "doctor", "demo", "handlers", "joinctl", "mcplocal", "relay", "relay/audit", "relay/eventlog", "relay/hub", "relay/mcp"} {
+			if slices.Contains(deps, "agentctl/"+banned) {
+				t.Errorf("the build for %s contains %s", system, banned)
+			}
+		}
+		if !slices.Contains(deps, "agentctl/client") {
+			t.Errorf("go list found %d packages for %s", len(deps), system)
 		}
 	}
 }

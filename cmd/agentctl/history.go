@@ -65,6 +65,9 @@ apart, and ts is the begin of each step.`,
 			if isSet, err := board.isSet(cmd); err != nil || isSet {
 				return cmp.Or(err, board.connected(cmd, &h, show))
 			}
+			if !isLinux {
+				return exit(exitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
+			}
 			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
 				h.Source = cl
 				now, isSet := monitor.Clock(ctx, cl)

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/config"
-	"agentctl/daemon"
 	"agentctl/enrollment"
 	"agentctl/login"
 	"agentctl/transport/enroll"
@@ -113,12 +112,12 @@ func explainLogin(err error, name string) error {
 	return err
 }
 
-// explainEnroll is what to do after an exchange with a relay failed, for an agent; package
-// daemon says it for boards, with the same words for failures of the network.
+// explainEnroll is what to do after an exchange with a relay failed, for an agent. enroll.Hint
+// says it for boards, with the same words for failures of the network.
 func explainEnroll(err error, e *enroll.Error, name string) error {
 	const newInvite = "get a new line to paste on the relay's machine: agentctl invite --agent NAME"
 	again := newInvite + ", then: agentctl login URL CODE --context " + name
-	code, next := exitFailure, daemon.JoinHint(err)
+	code, next := exitFailure, enroll.Hint(err)
 	switch e.Kind {
 	case enroll.Refused:
 		code, next = exitUnauthorized, newInvite

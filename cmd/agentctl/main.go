@@ -62,7 +62,8 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(wrongFlag)
-	root.AddCommand(newRun(), newJoin(), newLeave(), newStatus(), newSnapshot(), newWatch(), newHistory(), newBurst(), newStart(), newStop(), newDoctor(), newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newConfig(), newLogin(), newContext(), newJournalHelper())
+	root.AddCommand(newHistory(), newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newLogin(), newContext())
+	addBoardCommands(root)
 	addRelayCommands(root)
 	addHelp(root)
 	if completing(os.Args) {

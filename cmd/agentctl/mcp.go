@@ -6,13 +6,11 @@ import (
 	"context"
 	"errors"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
 	"agentctl/config"
-	"agentctl/mcplocal"
 	"agentctl/relay/mcp/stdio"
 )
 
@@ -50,15 +48,12 @@ dots.`,
 			ctx := cmd.Context()
 			o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
 			if local {
-				b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: version, Log: log})
-				if errors.Is(err, mcplocal.ErrAgentID) {
-					return exit(exitUsage, "MCP_AGENT_ID: %w", err)
-				}
+				closeServer, err := serveLocal(ctx, socket, log, &o)
 				if err != nil {
 					return err
 				}
-				defer b.Close()
-				o.URL, o.Client = client.MCPURL(strings.TrimSuffix(mcplocal.URL, "/mcp"), "", names == "flat"), b.Client()
+				defer closeServer()
+				o.URL = client.MCPURL(o.URL, "", names == "flat")
 			} else {
 				rc, err := rf.client()
 				if err != nil {
@@ -90,6 +85,11 @@ dots.`,
 	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(newMCPConnect(), newMCPDisconnect(), newMCPConfig())
 	return c
+}
+
+// errLocalNeedsLinux reports --local on another system.
+func errLocalNeedsLinux() error {
+	return exit(exitUsage, "--local needs a daemon on this machine, and daemons run on Linux only; leave --local, to use the relay that you are logged in to")
 }
 
 // toolsetUsage describes --toolset.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +39,9 @@ func (e *mcpEntry) flags(c *cobra.Command) {
 // The entry holds no secret: the bridge has the context, or the file with the token.
 func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
 	if e.local {
+		if !isLinux {
+			return s, "", errLocalNeedsLinux()
+		}
 		if e.http {
 			return s, "", exit(exitUsage, "--local serves a program on this board only; leave --http")
 		}
@@ -124,7 +128,11 @@ func (e *mcpEntry) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint s
 	if file == "" {
 		file = "agent.token"
 	}
-	return s, fmt.Sprintf("the client takes the token from its environment; start it after: export %s=\"$(cat %s)\"", tokenEnv, shellQuote(file)), nil
+	set := fmt.Sprintf("export %s=\"$(cat %s)\"", tokenEnv, shellQuote(file))
+	if runtime.GOOS == "windows" { // in PowerShell
+		set = fmt.Sprintf("$env:%s = Get-Content \"%s\"", tokenEnv, file)
+	}
+	return s, "the client takes the token from its environment; start it after: " + set, nil
 }
 
 // selfPath returns the absolute path of this program: the one that the shell found, because that

@@ -1,4 +1,4 @@
-//go:build !agentctl_omit_relay
+//go:build linux && !agentctl_omit_relay
 
 package main
 

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -101,11 +100,7 @@ func Listen(address string) (net.Listener, error) {
 // MaxOpenConns is how many connections the limit of open files leaves room for, beside the files
 // of the stores and of plugins.
 func MaxOpenConns() int {
-	var limit syscall.Rlimit
-	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
-		limit.Cur = 1024
-	}
-	n := int(min(limit.Cur, 1<<20))
+	n := int(min(maxOpenFiles(), 1<<20))
 	return n - min(max(n/8, 128), n/2)
 }
 

@@ -166,11 +166,11 @@ func lockCredential(ctx context.Context, stateDir string) (release func(), err e
 		return nil, err
 	}
 	for {
-		err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
+		isBusy, err := tryLock(d)
+		if err == nil && !isBusy {
 			return func() { _ = d.Close() }, nil // which releases the lock
 		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
+		if err != nil && !errors.Is(err, syscall.EINTR) {
 			_ = d.Close()
 			return nil, fmt.Errorf("lock %s: %w", stateDir, err)
 		}

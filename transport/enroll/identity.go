@@ -26,8 +26,6 @@ import (
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"agentctl/atomicfile"
 	"agentctl/manifest"
 	"agentctl/strictjson"
@@ -115,7 +113,7 @@ func (id *Identity) makeRoom(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, fs.ErrPermission):
-		if unix.Access(filepath.Dir(id.path), unix.W_OK|unix.X_OK) != nil {
+		if !isWritable(filepath.Dir(id.path)) {
 			return err // the whole directory is not this user's
 		}
 		id.damage = &atomicfile.Damage{Path: id.path, Problem: "permission denied"}

@@ -1,14 +1,12 @@
 package enroll
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"agentctl/atomicfile"
 )
@@ -41,13 +39,13 @@ func Lock(stateDir string) (release func(), err error) {
 	path := filepath.Join(stateDir, lockFile)
 	f, err := atomicfile.Open(path, 0o600)
 	if err != nil {
-		if f, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0); err != nil { // a read-only disk: there may be a file already
+		if f, err = openNoFollow(path); err != nil { // a read-only disk: there may be a file already
 			return nil, fmt.Errorf("lock the state directory: %w", err)
 		}
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if isBusy, err := tryLock(f); isBusy || err != nil {
 		defer func() { _ = f.Close() }()
-		if !errors.Is(err, syscall.EWOULDBLOCK) {
+		if err != nil {
 			return nil, fmt.Errorf("lock the state directory %s: %w", stateDir, err)
 		}
 		b, _ := io.ReadAll(io.LimitReader(f, 32))

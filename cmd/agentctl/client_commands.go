@@ -1,0 +1,75 @@
+//go:build !linux
+
+package main
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+	"agentctl/relay/mcp/stdio"
+)
+
+// isLinux reports whether a daemon or a relay can be on this machine.
+const isLinux = false
+
+// systemName is how a person calls this system.
+func systemName() string {
+	if runtime.GOOS == "darwin" {
+		return "macOS"
+	}
+	return "Windows"
+}
+
+// addBoardCommands names the commands that a board has.
+func addBoardCommands(root *cobra.Command) {
+	for _, name := range []string{"run", "join", "leave", "status", "snapshot", "watch", "burst", "start", "stop", "doctor", "config"} {
+		root.AddCommand(onlyOnLinux(name, "type it on the board, as over ssh; through the board's relay, these work here: agentctl ls, describe, call and history --board"))
+	}
+}
+
+// addRelayCommands adds the commands that call a relay, and names those of the relay's machine.
+func addRelayCommands(root *cobra.Command) {
+	const onServer = "type it on the relay's machine"
+	for _, name := range []string{"relay", "keys", "plugin"} {
+		root.AddCommand(onlyOnLinux(name, onServer))
+	}
+	root.AddCommand(onlyOnLinux("demo", "type it on a Linux machine; a container or a virtual machine will do"))
+	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
+	events.AddCommand(newEventsTail(), newEventsEmit(), onlyOnLinux("serve", onServer), onlyOnLinux("replay", onServer))
+	root.AddCommand(newToken(), newInvite(), newNode(), newMCP(), events)
+}
+
+// onlyOnLinux is a command that this system does not have.
+func onlyOnLinux(name, next string) *cobra.Command {
+	return &cobra.Command{
+		Use:                name,
+		Short:              "Not on this system: only on Linux",
+		DisableFlagParsing: true,
+		Hidden:             true,
+		Args:               cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return exit(exitUsage, "%q works on Linux only, not on %s; %s", cmd.CommandPath(), systemName(), next)
+		},
+	}
+}
+
+// errNoStateDir reports a command that would need the state directory of a relay.
+func errNoStateDir() error {
+	return exit(exitUsage, "a relay and its state directory are on a Linux machine, not on %s; name the relay with --relay URL --token-file FILE, or type this on its machine", systemName())
+}
+
+func tokenStore(*cobra.Command, string, bool) (*auth.Store, error) { return nil, errNoStateDir() }
+
+func localChange(*cobra.Command, string, kernel.Record, bool, func(*kernel.Record) error) error {
+	return errNoStateDir()
+}
+
+// serveLocal would serve the daemon of this machine.
+func serveLocal(context.Context, string, *zap.Logger, *stdio.Options) (func(), error) {
+	return nil, errLocalNeedsLinux()
+}
