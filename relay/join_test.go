@@ -166,6 +166,9 @@ func TestJoinOverHTTP(t *testing.T) {
 	if b, refused := j.refresh(a.NodeID, 1, ""); refused != "" || b.Gen != 2 || b.Token == "" {
 		t.Errorf("refresh: %+v, %s", b, refused)
 	}
+	if n := j.r.queue.Stats().Waiting; n != 1 { // of the first enrollment alone
+		t.Errorf("%d events about joining, want 1", n)
+	}
 	first := j.key
 	for want, f := range map[string]func() string{
 		"410 used":         func() string { j.newKey(); _, s := j.enroll(code); return s },
