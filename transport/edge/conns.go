@@ -407,6 +407,14 @@ func (c *Conn) IsLastRequest() bool {
 	if c == nil || c.agent.Load() != nil || c.requests.Add(1) < maxStrangerRequests {
 		return false
 	}
+	return c.isStranger()
+}
+
+// isStranger reports whether no token was shown on the connection.
+func (c *Conn) isStranger() bool {
+	if c.agent.Load() != nil {
+		return false
+	}
 	c.conns.mu.Lock()
 	defer c.conns.mu.Unlock()
 	return c.stranger != nil

@@ -18,6 +18,10 @@ const (
 	// An identity, or an address without one, may be refused this many times a second, after a burst.
 	refusalRate  = 50
 	refusalBurst = 200
+	// An address may have this many requests served for which no identity was needed, on connections
+	// without a token; more wait in the same way.
+	openRequestRate  = 100
+	openRequestBurst = 500
 	// All clients without an identity together may be refused this often: floods have many addresses.
 	strangersRefusalRate  = 200
 	strangersRefusalBurst = 1000
@@ -49,7 +53,17 @@ func OfAddress(a netip.Addr) Identity { return Identity{Subject: "address " + Ad
 // Delay counts a refusal and waits, if there were too many, up to 2 s or until ctx ends or stop is
 // closed. It returns false when the client is not worth an answer: it has left, or too many wait.
 func (f *Refusals) Delay(ctx context.Context, stop <-chan struct{}, id Identity) bool {
-	delay := f.count(id, time.Now())
+	return f.wait(ctx, stop, id, f.count(id, time.Now()))
+}
+
+// delayOpen is Delay for a request of an address that was served without an identity.
+func (f *Refusals) delayOpen(ctx context.Context, stop <-chan struct{}, address Identity) bool {
+	now := time.Now()
+	return f.wait(ctx, stop, address, refusalDelay(f.rates.Bucket("open\n"+address.Subject, openRequestRate, openRequestBurst, now), now))
+}
+
+// wait waits in one of the places of an identity.
+func (f *Refusals) wait(ctx context.Context, stop <-chan struct{}, id Identity, delay time.Duration) bool {
 	if delay == 0 {
 		return true
 	}
@@ -89,7 +103,7 @@ func refusalDelay(b *rate.Limiter, now time.Time) time.Duration {
 	return delay
 }
 
-// delayRefusals returns a handler that answers refusals late. It relies on that neither net/http nor
+// delayRefusals returns a handler that answers refusals late, and requests of strangers. It relies on that neither net/http nor
 // directConn sends a small response before its handler has returned.
 func (s *Server) delayRefusals(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -106,27 +120,39 @@ func (s *Server) delayRefusals(next http.Handler) http.Handler {
 		} else {
 			sw := &statusWriter{ResponseWriter: w}
 			next.ServeHTTP(sw, r)
+			if sw.isHijacked {
+				return
+			}
 			status = sw.status
 		}
-		if status < 400 || status >= 500 {
+		isRefusal := status >= 400 && status < 500
+		if !isRefusal && !conn.isStranger() {
 			return
 		}
-		id := conn.current
-		if id == nil {
-			client := OfAddress(conn.conns.o.Proxies.ClientAddr(r))
-			id = &client
+		var inTime bool
+		switch id := conn.current; {
+		case id != nil && isRefusal:
+			inTime = conn.conns.refusals.Delay(r.Context(), s.direct.draining, *id)
+		case isRefusal:
+			inTime = conn.conns.refusals.Delay(r.Context(), s.direct.draining, conn.client(r))
+		default:
+			inTime = conn.conns.refusals.delayOpen(r.Context(), s.direct.draining, conn.client(r))
 		}
-		if !conn.conns.refusals.Delay(r.Context(), s.direct.draining, *id) {
+		if !inTime {
 			conn.chargeAddress()
 			_ = conn.Close()
 		}
 	})
 }
 
-// statusWriter notes the status of a response.
+// client is the Identity of the address that a request comes from.
+func (c *Conn) client(r *http.Request) Identity { return OfAddress(c.conns.o.Proxies.ClientAddr(r)) }
+
+// statusWriter notes what became of a response.
 type statusWriter struct {
 	http.ResponseWriter
-	status int // 0: none was set, or 200
+	status     int // 0: none was set, or 200
+	isHijacked bool
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -142,6 +168,7 @@ func (w *statusWriter) Flush() { _ = http.NewResponseController(w.ResponseWriter
 
 // Hijack implements http.Hijacker, which the WebSocket library asks for.
 func (w *statusWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.isHijacked = true
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 

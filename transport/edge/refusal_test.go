@@ -189,6 +189,44 @@ func TestServerDelaysRefusals(t *testing.T) {
 	}
 }
 
+// TestServerDelaysOpenRequests: requests that need no identity wait above a rate of their address, unless
+// their connection has shown one, or was taken over.
+func TestServerDelaysOpenRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conns := NewConns(ConnOptions{MaxOpen: 100})
+		srv := NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/hijack" {
+				w.(*statusWriter).isHijacked = true
+			}
+		}), nil)
+		send := func(conn *Conn, path, client string, n int) time.Duration {
+			start := time.Now()
+			for range n {
+				r := httptest.NewRequest("GET", path, nil).WithContext(context.WithValue(t.Context(), connKey{}, conn))
+				r.RemoteAddr = client + ":1000"
+				srv.Handler.ServeHTTP(httptest.NewRecorder(), r)
+			}
+			return time.Since(start)
+		}
+		open, known, agent := &Conn{conns: conns, stranger: &stranger{}}, &Conn{conns: conns}, &Conn{conns: conns, stranger: &stranger{}}
+		agent.agent.Store(&Identity{"t", "ann"})
+		if d := send(open, "/", "192.0.2.1", openRequestBurst); d != 0 {
+			t.Errorf("a burst waited %s", d)
+		}
+		if d := send(open, "/", "192.0.2.1", openRequestRate); d != time.Second {
+			t.Errorf("above the rate: %s", d)
+		}
+		for name, d := range map[string]time.Duration{
+			"another address": send(open, "/", "192.0.2.2", openRequestBurst), "a known client": send(known, "/", "192.0.2.1", 1000),
+			"an agent": send(agent, "/", "192.0.2.1", 1000), "a link": send(open, "/hijack", "192.0.2.1", 1000),
+		} {
+			if d != 0 {
+				t.Errorf("%s waited %s", name, d)
+			}
+		}
+	})
+}
+
 // TestServerDelaysNoUncounted: a server without Conns delays nothing.
 func TestServerDelaysNoUncounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
