@@ -124,3 +124,21 @@ func TestLookupNode(t *testing.T) {
 	}
 	check("removed")
 }
+
+// TestTenantNodes: the nodes of one tenant, from memory.
+func TestTenantNodes(t *testing.T) {
+	s := openStore(t, Options{})
+	own := mint(t, s, MintRequest{Class: ClassDevice}).NodeID
+	mint(t, s, MintRequest{Class: ClassDevice, Tenant: "other"})
+	if _, err := s.SetNodeAttributes(t.Context(), DefaultTenant, own, Attributes{Name: new("attic"), AddTags: []string{"pi"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	s.MarkSeen(own)
+	list := s.TenantNodes(DefaultTenant)
+	if len(list) != 1 || list[0].NodeID != own || list[0].Name != "attic" || !list[0].NameSet || len(list[0].Tags) != 1 || list[0].LastSeenMS == 0 {
+		t.Errorf("got %+v", list)
+	}
+	if list := s.TenantNodes("nobody"); len(list) != 0 {
+		t.Errorf("a tenant without nodes has %+v", list)
+	}
+}

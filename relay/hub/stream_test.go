@@ -494,3 +494,44 @@ func TestStreamsBounded(t *testing.T) {
 		r.end()
 	})
 }
+
+// TestNewestFrame: of several open streams the newest frame counts; without a stream there is none.
+func TestNewestFrame(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newRig(t)
+		b := r.attach(nodeA, instance1)
+		n := r.node(nodeA)
+		newest := func(want string) {
+			t.Helper()
+			frame, at, ok := r.hub.NewestFrame(nodeA)
+			if ok != (want != "") || string(frame) != want || ok && time.Since(at) > 3*time.Second {
+				t.Errorf("got %s of %v, want %s", frame, at, want)
+			}
+		}
+		newest("")
+		var cost acquireCounter
+		slow := r.startSubscribe(t.Context(), n, 60000, &cost)
+		_, slowID := b.open()
+		slowReader := (<-slow).reader
+		newest("") // open, and nothing has come
+		fast := r.startSubscribe(t.Context(), n, 1000, &cost)
+		_, fastID := b.open()
+		fastReader := (<-fast).reader
+		first := sample(nodeA, 1)
+		b.metric(slowID, 1, first)
+		synctest.Wait()
+		newest(first)
+		time.Sleep(time.Second)
+		b.metric(fastID, 1, sample(nodeA, 2))
+		synctest.Wait()
+		newest(sample(nodeA, 2))
+		fastReader.Close()
+		newest(first)
+		slowReader.Close()
+		newest("")
+		if r.hub.Tools("nobody") != nil || r.hub.Protocol("nobody") != "" || len(r.hub.Tools(nodeA)) == 0 || r.hub.Protocol(nodeA) != "v2" {
+			t.Errorf("%d tools over %q", len(r.hub.Tools(nodeA)), r.hub.Protocol(nodeA))
+		}
+		r.end()
+	})
+}

@@ -30,6 +30,8 @@ type frameStream struct {
 
 func newFrameStream() *frameStream {
 	s := &frameStream{}
+	s.mu.Lock() // tick reads timer
+	defer s.mu.Unlock()
 	s.timer = time.AfterFunc(0, s.tick)
 	return s
 }
