@@ -116,8 +116,9 @@ func (c *Client) UnloadPlugin(ctx context.Context, name string) error {
 }
 
 // ParseArguments makes the arguments of a tool of words of the form key=value. A value that
-// is JSON is passed as such, any other as a string.
-func ParseArguments(words []string) (json.RawMessage, error) {
+// is JSON is passed as such, any other as a string. Those for which isText, if it is not nil, returns
+// true are strings also when they look like a number.
+func ParseArguments(words []string, isText func(name string) bool) (json.RawMessage, error) {
 	m := make(map[string]json.RawMessage, len(words))
 	for _, w := range words {
 		k, v, ok := strings.Cut(w, "=")
@@ -128,6 +129,9 @@ func ParseArguments(words []string) (json.RawMessage, error) {
 			return nil, fmt.Errorf("argument %q is given twice", k)
 		}
 		m[k] = jsonOrString([]byte(v))
+		if isText != nil && m[k][0] != '"' && isText(k) {
+			m[k], _ = json.Marshal(v) // cannot fail: a string
+		}
 	}
 	return json.Marshal(m)
 }

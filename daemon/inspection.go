@@ -77,7 +77,12 @@ func (d *Daemon) enabledCapabilities(c *config.Config) func(capID string) bool {
 		}
 		switch capID {
 		case "processes":
-			return d.machine != nil && d.machine.SeesProcesses()
+			if d.machine != nil && d.machine.SeesProcesses() {
+				return true
+			}
+			d.log.Info("system.processes is not offered: the processes of others are hidden from this one",
+				zap.String("hint", "systemctl edit agentctl, and set ProtectProc=default; or capabilities.processes: false"))
+			return false
 		case "services":
 			return handlers.HasServices()
 		case "journal":

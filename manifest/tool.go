@@ -155,6 +155,28 @@ func SelectTool(tools []Tool, word string) (*Tool, bool) {
 	return nil, false
 }
 
+// TextArguments returns a function that reports whether an argument of a board's tool is a string by
+// its schema; nil for other tools.
+func TextArguments(tool string) func(argument string) bool {
+	name, ok := ParseToolName(tool)
+	if !ok {
+		return nil
+	}
+	k, ok := LookupShort(name.Short)
+	if !ok {
+		return nil
+	}
+	v, ok := k.Verb(name.Verb)
+	if !ok {
+		return nil
+	}
+	s, _ := lookupSchema(v.Input)
+	return func(argument string) bool {
+		p, ok := find(s.object().properties, func(p *property) bool { return p.name == argument })
+		return ok && p.typ == "string"
+	}
+}
+
 // KnownTool reports whether some node may have this tool: a kind of this short name has this
 // verb. It says nothing about a particular node, which may be offline or lack the capability.
 func KnownTool(t ToolName) bool {

@@ -193,3 +193,15 @@ func TestHasOwnWord(t *testing.T) {
 		}
 	}
 }
+
+func TestTextArguments(t *testing.T) {
+	journal := TextArguments("sysjrnl." + testNode + ".journal.query")
+	if !journal("text") || !journal("cursor") || journal("limit") || journal("nothing") {
+		t.Error("text and cursor of the journal are strings, limit is not")
+	}
+	for _, tool := range []string{"tickets.create", "sysnew." + testNode + ".a.get", "sysjrnl." + testNode + ".journal.list"} {
+		if TextArguments(tool) != nil {
+			t.Errorf("%s is not known", tool)
+		}
+	}
+}

@@ -27,7 +27,7 @@ TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NOD
 where NODE is a node's id, a unique prefix of it or its name, and WORD is echo, snapshot,
 subscribe, query (of the history), or another capability of the board: info, modules, processes,
 services, journal, disks, network, doctor. A value that is valid JSON is passed as JSON, anything
-else as a string. The result is JSON on stdout.
+else as a string; so is each argument of a board's tool that is text. The result is JSON on stdout.
 
 A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
 the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
@@ -47,7 +47,7 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			if err := errors.Join(limit.check(), stream.check()); err != nil {
 				return err
 			}
-			arguments, err := toolArguments(args, argv[1:])
+			arguments, err := toolArguments(args, argv[1:], nil) // what is wrong with them needs no relay
 			if err != nil {
 				return err
 			}
@@ -57,6 +57,9 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			}
 			tool, err := rc.ResolveTool(cmd.Context(), argv[0])
 			if err != nil {
+				return err
+			}
+			if arguments, err = toolArguments(args, argv[1:], manifest.TextArguments(tool)); err != nil {
 				return err
 			}
 			ctx, cancel := limit.context(cmd)
@@ -89,9 +92,9 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 }
 
 // toolArguments builds the arguments object from --args or key=value words.
-func toolArguments(raw string, words []string) (json.RawMessage, error) {
+func toolArguments(raw string, words []string, isText func(name string) bool) (json.RawMessage, error) {
 	if raw == "" {
-		arguments, err := client.ParseArguments(words)
+		arguments, err := client.ParseArguments(words, isText)
 		if err != nil {
 			return nil, exit(exitUsage, "%w", err)
 		}
