@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"strings"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
@@ -60,12 +61,56 @@ func argumentCheck(raw json.RawMessage) (func([]byte) ([]byte, error), error) {
 	if err != nil || s == nil {
 		return nil, err
 	}
+	var in inputSchema
+	_ = json.Unmarshal(raw, &in) // it compiled, so it is an object or a boolean
 	return func(args []byte) ([]byte, error) {
-		if validate(s, args) != nil {
-			return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not match the tool's schema")
+		v, err := jsonschema.UnmarshalJSON(bytes.NewReader(args))
+		if err == nil {
+			err = s.Validate(v)
+		}
+		if err != nil {
+			return nil, manifest.E(manifest.ManifestInvalid, in.explain(v, err))
 		}
 		return args, nil
 	}, nil
+}
+
+// inputSchema is the part of an input schema that explain needs.
+type inputSchema struct {
+	Properties map[string]json.RawMessage `json:"properties"`
+	Required   []string                   `json:"required"`
+}
+
+// maxExplained bounds the schema of an argument in a message, bytes.
+const maxExplained = 200
+
+// explain says which argument is wrong and what its schema is. It has words of the plugin's schema
+// only, which the operator installed, and none of the call.
+func (in *inputSchema) explain(args any, err error) string {
+	given, _ := args.(map[string]any)
+	for _, name := range in.Required {
+		if _, ok := given[name]; !ok && isPrintable(name) {
+			return "argument " + name + ": missing"
+		}
+	}
+	for cause, ok := errors.AsType[*jsonschema.ValidationError](err); ok && cause != nil; {
+		if len(cause.InstanceLocation) > 0 {
+			name := cause.InstanceLocation[0]
+			if schema, known := in.Properties[name]; known && isPrintable(name) && len(schema) <= maxExplained && isPrintable(string(schema)) {
+				return "argument " + name + ": must fit " + string(schema)
+			}
+		}
+		if len(cause.Causes) == 0 {
+			break
+		}
+		cause = cause.Causes[0]
+	}
+	return "the arguments do not match the tool's schema; tools/list shows it"
+}
+
+// isPrintable reports whether s may be part of an error: printable ASCII.
+func isPrintable(s string) bool {
+	return strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' }) < 0
 }
 
 // resultCheck returns the CheckResult of a tool with this outputSchema.
