@@ -28,6 +28,10 @@ The token comes from --token-file, else from the environment variable MCP_TOKEN,
 context of 'agentctl login', which is refreshed as long as the bridge runs. It lists the tools of
 the toolset fleet, a few for any number of boards, unless --toolset says otherwise.
 
+When the relay restarts, the bridge waits up to 15 s for it and its boards, and sends requests again
+that cannot have run, or that only read; other calls fail with their outcome. Calls of streams
+last 20 s at most.
+
 With --local it needs no relay and serves this board through the daemon's control socket.
 MCP_AGENT_ID then names the agent.
 
