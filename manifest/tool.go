@@ -156,14 +156,15 @@ func SelectTool(tools []Tool, word string) (*Tool, bool) {
 }
 
 // TextArguments returns a function that reports whether an argument of a board's tool is a string by
-// its schema; nil for other tools.
+// its schema; nil for other tools, and for echo and metrics, whose arguments have always been taken as
+// they are written.
 func TextArguments(tool string) func(argument string) bool {
 	name, ok := ParseToolName(tool)
 	if !ok {
 		return nil
 	}
 	k, ok := LookupShort(name.Short)
-	if !ok {
+	if !ok || !k.SinceV21 {
 		return nil
 	}
 	v, ok := k.Verb(name.Verb)

@@ -199,7 +199,7 @@ func TestTextArguments(t *testing.T) {
 	if !journal("text") || !journal("cursor") || journal("limit") || journal("nothing") {
 		t.Error("text and cursor of the journal are strings, limit is not")
 	}
-	for _, tool := range []string{"tickets.create", "sysnew." + testNode + ".a.get", "sysjrnl." + testNode + ".journal.list"} {
+	for _, tool := range []string{"tickets.create", "sysecho." + testNode + ".echo.invoke", "sysnew." + testNode + ".a.get", "sysjrnl." + testNode + ".journal.list"} {
 		if TextArguments(tool) != nil {
 			t.Errorf("%s is not known", tool)
 		}

@@ -27,7 +27,8 @@ TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NOD
 where NODE is a node's id, a unique prefix of it or its name, and WORD is echo, snapshot,
 subscribe, query (of the history), or another capability of the board: info, modules, processes,
 services, journal, disks, network, doctor. A value that is valid JSON is passed as JSON, anything
-else as a string; so is each argument of a board's tool that is text. The result is JSON on stdout.
+else as a string; so is a number for an argument of query, services or journal that is text. The
+result is JSON on stdout.
 
 A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
 the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
