@@ -23,7 +23,7 @@ var _ fleet.Events = fleetEvents{}
 // Bounds of searches in the event log.
 const (
 	maxSearches   = 2
-	maxSearchRows = 100_000 // of one search, about half a second
+	maxSearchRows = 100_000 // of one search, about 50 ms
 )
 
 // Newest implements fleet.Events.

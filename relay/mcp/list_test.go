@@ -242,6 +242,13 @@ func TestHints(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	// A caller without the scope of a tool learns that, by either spelling of the name.
+	for _, name := range []string{"hints.adds", "hints_adds"} {
+		_, m := e.modern("tools/call", name, `"name":"`+name+`","arguments":{}`, map[string]string{"Authorization": "Bearer default/ann/" + manifest.ScopeTicketsRead})
+		if text, _ := json.Marshal(m); !strings.Contains(string(text), "lacks the scope tools:list that this tool needs") {
+			t.Errorf("%s: %s", name, text)
+		}
+	}
 	if _, ok := e.kernel.Tool(&kernel.Caller{Tenant: "default", Scopes: scopes{manifest.ScopeToolsList}}, "hints.hidden"); !ok {
 		t.Error("an unlisted tool is not found by its name")
 	}
