@@ -162,6 +162,8 @@ func newKeys() []Key {
 			doc: "Size of the file, beyond which the oldest samples are removed."},
 		{Name: "processes.arguments", Kind: KindBool, Applied: ApplyLive, def: func() any { return false },
 			doc: "Whether system.processes returns the arguments of processes, which may contain secrets."},
+		{Name: "processes.socket", Kind: KindPath, Applied: ApplyRestart, def: text(DefaultProcessesSocket),
+			doc: "Socket of the helper that reads processes, agentctl-processes.socket, for a daemon that may not see them."},
 		{Name: "journal.socket", Kind: KindPath, Applied: ApplyRestart, def: text(DefaultJournalSocket),
 			doc: "Socket of the helper that reads the journal, agentctl-journal.socket."},
 		{Name: "alerts.defaults", Kind: KindBool, Applied: ApplyLive, def: func() any { return true },

@@ -21,6 +21,8 @@ const (
 	// DefaultJournalSocket is where agentctl-journal.socket listens. It is not in /run/agentctl, which
 	// the daemon's user may not enter.
 	DefaultJournalSocket = "/run/agentctl-journal.sock"
+	// DefaultProcessesSocket is where agentctl-processes.socket listens.
+	DefaultProcessesSocket = "/run/agentctl-processes.sock"
 )
 
 // DefaultPath returns the configuration file of the service, or of an ordinary user.

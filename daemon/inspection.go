@@ -25,13 +25,27 @@ func (d *Daemon) inspection() []handlers.Handler {
 		return list
 	}
 	o := handlers.InspectionOptions{
-		Machine: d.machine, Modules: modulesOf{d}, Clock: d.now,
+		Machine: confinedMachine{d.machine, d.cfg.Text("processes.socket")}, Modules: modulesOf{d}, Clock: d.now,
 		Arguments: func() bool { return d.config().Bool("processes.arguments") },
 	}
 	if d.examine != nil {
 		o.Doctor = d.runDoctor
 	}
 	return append(list, handlers.Inspections(o)...)
+}
+
+// confinedMachine is a machine whose processes a helper reads, if the sandbox of the daemon hides them.
+type confinedMachine struct {
+	*inspect.Machine
+	socket string
+}
+
+// Processes implements handlers.Machine.
+func (m confinedMachine) Processes(ctx context.Context, q inspect.ProcessQuery) inspect.Processes {
+	if m.SeesProcesses() {
+		return m.Machine.Processes(ctx, q)
+	}
+	return inspect.AskProcesses(ctx, m.socket, q)
 }
 
 // now is the time of the device, which is made after the handlers.
@@ -77,11 +91,11 @@ func (d *Daemon) enabledCapabilities(c *config.Config) func(capID string) bool {
 		}
 		switch capID {
 		case "processes":
-			if d.machine != nil && d.machine.SeesProcesses() {
+			if d.machine != nil && (d.machine.SeesProcesses() || handlers.HasSocket(c.Text("processes.socket"))) {
 				return true
 			}
 			d.log.Info("system.processes is not offered: the processes of others are hidden from this one",
-				zap.String("hint", "systemctl edit agentctl, and set ProtectProc=default; or capabilities.processes: false"))
+				zap.String("hint", "systemctl start agentctl-processes.socket, then: systemctl reload agentctl; or capabilities.processes: false"))
 			return false
 		case "services":
 			return handlers.HasServices()

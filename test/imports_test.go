@@ -110,7 +110,7 @@ var allowed = map[string]string{
 	"prober":                    "",
 	"prober/alert":              "prober",
 	"prober/history":            "atomicfile prober sqlitefile",
-	"prober/inspect":            "prober",
+	"prober/inspect":            "prober strictjson",
 	"handlers":                  "journal manifest prober prober/inspect",
 	"term":                      "",
 	"monitor":                   "control duration prober prober/alert term",

@@ -254,6 +254,13 @@ says() { local want=$1; shift; "$@" > /tmp/says 2>&1 || { cat /tmp/says; return 
 silent() { local bad=$1; shift; "$@" > /tmp/says 2>&1 || { cat /tmp/says; return 1; }; ! grep -e "$bad" /tmp/says; }
 check "verify" systemd-analyze verify agentctl-journal.socket agentctl-journal@.service
 exposure agentctl-journal@ x
+check "verify" systemd-analyze verify agentctl-processes.socket agentctl-processes@.service
+exposure agentctl-processes@ x
+check "the daemon's own /proc hides processes of others" grep -q ' /proc .*hidepid=\(invisible\|2\)' "/proc/$(main_pid)/mountinfo"
+check "but processes are shown" says "\"pid\": *$(main_pid agentctl-relay)" ask box:processes name=agentctl limit=20
+check "with their use of CPU" grep -q '"cpu_pct"' /tmp/says
+check "and without arguments" silent '"args"' ask box:processes
+check "only the daemon may open that socket" is "600 agentctl-daemon agentctl-daemon" "$(stat -c '%a %U %G' /run/agentctl-processes.sock)"
 cat > /run/systemd/system/broken.service <<'UNIT'
 [Unit]
 Description=A service that fails
