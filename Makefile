@@ -123,7 +123,7 @@ soak: build ## an hour of faults and load; SOAK=5m for a slice
 	test/soak.sh
 
 test-slow: ## what needs real minutes, or no race detector
-	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
+	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$|TestClientPrograms' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m ./sqlitefile ./relay/eventlog ./relay/checkup

@@ -37,8 +37,11 @@ keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// Also when its terminal or the reader of its output goes: nothing is left behind.
-			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
+			// SIGPIPE is ignored and not waited for: a connection that its client has closed sends it too.
+			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
 			defer cancel()
+			signal.Ignore(syscall.SIGPIPE)
+			defer signal.Reset(syscall.SIGPIPE)
 			if dur > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, dur)
@@ -58,7 +61,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 				return err
 			})
 			switch {
-			case ctx.Err() != nil:
+			case ctx.Err() != nil, errors.Is(err, syscall.EPIPE):
 				return nil // Ctrl-C, --for, or the reader of the output is gone
 			case errors.Is(err, demo.ErrNotLoopback):
 				return exit(exitUsage, "--listen %s: %w", listen, err)
