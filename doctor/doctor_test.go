@@ -310,7 +310,7 @@ func TestInside(t *testing.T) {
 		t.Errorf("%d warnings, %d failures", r.Warnings, r.Failures)
 	}
 	// Two earlier runs hang at the token.
-	i.running["token"] = maxRunning
+	i = &Inside{running: map[string]int{"token": maxRunning}}
 	if r, unfinished := i.Examine(ctx, "1.2.3", time.Time{}, cfg, s, hot); !reflect.DeepEqual(unfinished, []string{"token"}) || len(r.Checks) != 10 {
 		t.Errorf("%d checks, unfinished %v", len(r.Checks), unfinished)
 	}

@@ -47,8 +47,9 @@ func (i *Inside) Examine(ctx context.Context, version string, builtAt time.Time,
 		}
 		waiting++
 		go func() {
-			defer i.end(check.name)
-			results <- check.run()
+			f := check.run()
+			i.end(check.name) // first: the caller may ask again at once
+			results <- f
 		}()
 	}
 	for waiting > 0 {

@@ -46,8 +46,8 @@ func (p *Prober) ReadModules(ctx context.Context, set ModuleSet) (readings Modul
 			continue
 		}
 		go func() {
-			defer p.endReading(m)
 			read, err := readModule(ctx, source, m)
+			p.endReading(m) // first: the caller may ask again at once
 			results <- result{m, read, err}
 		}()
 	}

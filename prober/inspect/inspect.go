@@ -103,8 +103,9 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 		}
 		waiting++
 		go func() {
-			defer g.end(p.name)
-			results <- result{i, p.read(ctx)}
+			enter := p.read(ctx)
+			g.end(p.name) // first: the caller may ask again at once
+			results <- result{i, enter}
 		}()
 	}
 	for ; waiting > 0; waiting-- {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -80,12 +81,12 @@ func TestHungPartIsUnfinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g guard
 		hang := make(chan struct{})
-		started := 0
+		var started atomic.Int32
 		for range 10 {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			var out Info
 			late := collect(ctx, &g, &out,
-				part[Info]{"model", func(context.Context) func(*Info) { started++; <-hang; return nil }},
+				part[Info]{"model", func(context.Context) func(*Info) { started.Add(1); <-hang; return nil }},
 				part[Info]{"os", func(context.Context) func(*Info) { return func(i *Info) { i.OS = "x" } }},
 				part[Info]{"kernel", func(context.Context) func(*Info) { return nil }})
 			cancel()
@@ -93,8 +94,8 @@ func TestHungPartIsUnfinished(t *testing.T) {
 				t.Fatalf("unfinished %v, got %+v", late, out)
 			}
 		}
-		if started != maxHung {
-			t.Errorf("%d goroutines hang, want %d", started, maxHung)
+		if n := started.Load(); n != maxHung {
+			t.Errorf("%d goroutines hang, want %d", n, maxHung)
 		}
 		close(hang)
 		synctest.Wait()
