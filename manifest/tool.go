@@ -1,6 +1,9 @@
 package manifest
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // ToolName is a projected tool name in parts: `{kind_short}.{node_id}.{cap_id}.{verb}`
 // (RFC-0009 §2, RFC-0005 §2).
@@ -139,14 +142,21 @@ func (t *Tool) ShortName(tools []Tool) string {
 }
 
 // SelectTool finds the tool of a board that a word means: by its name in either spelling, as
-// CAPABILITY.VERB, as the only tool of a capability, or as the first one with a verb.
+// CAPABILITY.VERB, as the only tool of a capability, or by its verb, if it is one of metrics or history
+// or no other tool has the same.
 func SelectTool(tools []Tool, word string) (*Tool, bool) {
 	name := Canonical(word)
 	for _, matches := range []func(t *Tool) bool{
 		func(t *Tool) bool { return t.Canonical == name },
 		func(t *Tool) bool { return t.Name.CapID+"."+t.Name.Verb == word },
 		func(t *Tool) bool { return t.Name.CapID == word && len(t.Capability.Verbs) == 1 },
-		func(t *Tool) bool { return t.Name.Verb == word },
+		func(t *Tool) bool {
+			return t.Name.Verb == word && (t.Kind.Name == KindMetrics || t.Kind.Name == KindHistory)
+		},
+		func(t *Tool) bool {
+			same := func(o Tool) bool { return o.Name.Verb == word && o.Name != t.Name }
+			return t.Name.Verb == word && !slices.ContainsFunc(tools, same)
+		},
 	} {
 		if t, ok := find(tools, matches); ok {
 			return t, true

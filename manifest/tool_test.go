@@ -205,3 +205,42 @@ func TestTextArguments(t *testing.T) {
 		}
 	}
 }
+
+// TestSelectTool: each tool is found by its short name and by its full one, and a word that several
+// have is not guessed.
+func TestSelectTool(t *testing.T) {
+	const node = "01hzx9k3m4p7q8r9s0t1v2w3xy"
+	var tools []Tool
+	for i := range Kinds {
+		k := &Kinds[i]
+		c := &Capability{Kind: k.Name, CapID: k.Name[strings.LastIndexByte(k.Name, '.')+1:]}
+		for j := range k.Verbs {
+			c.Verbs = append(c.Verbs, k.Verbs[j].Name)
+		}
+		for j := range k.Verbs {
+			name := ToolName{k.Short, node, c.CapID, k.Verbs[j].Name}
+			tools = append(tools, Tool{Name: name, Canonical: name.String(), Capability: c, Kind: k, Verb: &k.Verbs[j]})
+		}
+	}
+	second := tools[1] // of another capability of the same kind
+	second.Name.CapID = "metrics_2"
+	second.Canonical = second.Name.String()
+	tools = append(tools, second)
+	for i := range tools {
+		short := tools[i].ShortName(tools)
+		for _, word := range []string{short, tools[i].Canonical, tools[i].Name.Alias(), tools[i].Name.CapID + "." + tools[i].Name.Verb} {
+			if found, ok := SelectTool(tools, word); !ok || found.Name != tools[i].Name {
+				t.Errorf("%s: found %v, want %s", word, found, tools[i].Canonical)
+			}
+		}
+	}
+	for word, want := range map[string]string{
+		"snapshot": "sys." + node + ".metrics.snapshot", "query": "syshist." + node + ".history.query", "top": "sysproc." + node + ".processes.top",
+		"metrics_2.snapshot": "sys." + node + ".metrics_2.snapshot", "list": "", "metrics": "", "": "", "echo.snapshot": "",
+	} {
+		found, ok := SelectTool(tools, word)
+		if ok != (want != "") || ok && found.Canonical != want {
+			t.Errorf("%q: found %v, want %q", word, found, want)
+		}
+	}
+}
