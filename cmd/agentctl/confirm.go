@@ -1,3 +1,5 @@
+//go:build !agentctl_omit_relay
+
 package main
 
 import (
