@@ -48,8 +48,7 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			if err := errors.Join(limit.check(), stream.check()); err != nil {
 				return err
 			}
-			arguments, err := toolArguments(args, argv[1:], nil) // what is wrong with them needs no relay
-			if err != nil {
+			if _, err := toolArguments(args, argv[1:], nil); err != nil { // what is wrong with them needs no relay
 				return err
 			}
 			rc, err := rf.client()
@@ -60,7 +59,8 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			if err != nil {
 				return err
 			}
-			if arguments, err = toolArguments(args, argv[1:], manifest.TextArguments(tool)); err != nil {
+			arguments, err := toolArguments(args, argv[1:], manifest.TextArguments(tool))
+			if err != nil {
 				return err
 			}
 			ctx, cancel := limit.context(cmd)
