@@ -120,6 +120,8 @@ func newQueryPlan(a *queryArguments, now time.Time) (*queryPlan, error) {
 	if q.to.After(now) {
 		q.to = now
 	}
+	// Boards count in milliseconds. A rest of one would be a step that no board has a value of.
+	q.from, q.to = q.from.Truncate(time.Millisecond), q.to.Truncate(time.Millisecond)
 	switch window := q.to.Sub(q.from); {
 	case !q.from.Before(now):
 		return nil, arguments.Invalid("argument from: not in the past; now is %s", now.UTC().Format(time.RFC3339))
@@ -143,6 +145,7 @@ func (q *queryPlan) parseStep(a *queryArguments) error {
 	if err != nil || step < minQueryStep {
 		return arguments.Invalid("argument step: must be a duration of 10s or more, such as 10m or 1h")
 	}
+	step = step.Truncate(time.Second) // as the answer says it
 	most := maxSeriesValues / len(q.metrics)
 	window := q.to.Sub(q.from)
 	if points := (window + step - 1) / step; points > time.Duration(most) {

@@ -620,6 +620,27 @@ func TestSelectors(t *testing.T) {
 	})
 }
 
+// A window whose ends are between two milliseconds has as many steps as the boards have values.
+func TestFractionsOfMilliseconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(48 * time.Hour) // so that the window is in the past
+		f := newAskedFleet(t, 3)
+		p := f.plugin()
+		day := time.Now().UTC().Add(-24 * time.Hour).Format(time.DateOnly)
+		for window, want := range map[string]int{
+			`"from":"` + day + `T00:00:00Z","to":"` + day + `T01:00:00.0005Z","step":"1h"`:       1,
+			`"from":"` + day + `T00:00:00.0009Z","to":"` + day + `T01:00:00.0001Z","step":"10m"`: 6,
+			`"from":"` + day + `T00:00:00.9999Z","to":"` + day + `T00:00:50Z","step":"10.0001s"`: 5,
+			`"from":"` + day + `T00:00:00.0009Z","to":"` + day + `T01:00:00.0001Z","step":"7h"`:  1,
+		} {
+			a := f.mustAsk(t, p, `{"metrics":["cpu_pct"],`+window+`}`)
+			if n := len(a.Series.Values["cpu_pct"]); n != want || a.Boards.Answered != 3 {
+				t.Errorf("%s: %d values of %d boards, want %d of 3", window, n, a.Boards.Answered, want)
+			}
+		}
+	})
+}
+
 // Times that cannot be, and steps that make too much, are refused before any board is asked, and the
 // error says what to give.
 func TestBadQueries(t *testing.T) {
