@@ -80,12 +80,17 @@ func idCapabilities(c *sdk.ClientCapabilities) []byte {
 }
 
 // marshalCapabilities encodes capabilities as the client sent them: the SDK's own field for roots
-// is never omitted.
+// is never omitted. Roots are deprecated since 2026-07-28, and belong to the versions with sessions.
 func marshalCapabilities(c *sdk.ClientCapabilities) ([]byte, error) {
-	return json.Marshal(struct {
+	all := struct {
 		*sdk.ClientCapabilities
-		Roots *sdk.RootCapabilities `json:"roots,omitempty"`
-	}{c, c.RootsV2})
+		Roots any `json:"roots,omitempty"`
+	}{ClientCapabilities: c}
+	//lint:ignore SA1019 roots belong to the versions with sessions
+	if roots := c.RootsV2; roots != nil {
+		all.Roots = roots
+	}
+	return json.Marshal(all)
 }
 
 // sessionMAC authenticates the bytes of an id before its MAC, and binds them to an owner.

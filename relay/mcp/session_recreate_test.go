@@ -31,13 +31,13 @@ func TestSessionID(t *testing.T) {
 			return append(other.opts.SessionKeys(), opt.SessionKeys()...)
 		}})
 		params := &sdk.InitializeParams{ProtocolVersion: "2025-06-18", Capabilities: &sdk.ClientCapabilities{
-			Sampling: &sdk.SamplingCapabilities{}, Experimental: map[string]any{"x": "y"}}}
+			Elicitation: &sdk.ElicitationCapabilities{}, Experimental: map[string]any{"x": "y"}}}
 		id := h.newSessionID("default\x00a", params)
 		if strings.ContainsFunc(id, func(r rune) bool { return r < '!' || r > '~' }) {
 			t.Errorf("id %q is not visible ASCII", id)
 		}
 		c, ok := rotated.parseSessionID(id, "default\x00a")
-		if !ok || c.version != "2025-06-18" || c.start != h.start || string(c.capabilities) != `{"experimental":{"x":"y"},"sampling":{}}` {
+		if !ok || c.version != "2025-06-18" || c.start != h.start || string(c.capabilities) != `{"experimental":{"x":"y"},"elicitation":{}}` {
 			t.Fatalf("got %+v %v", c, ok)
 		}
 		refused := func(what string, h *Handler, id, owner string) {
@@ -79,7 +79,7 @@ func TestSessionID(t *testing.T) {
 		}
 		params.Capabilities.Experimental = map[string]any{"x": strings.Repeat("y", 1<<20)}
 		id = h.newSessionID("default\x00a", params)
-		if c, ok := h.parseSessionID(id, "default\x00a"); !ok || string(c.capabilities) != `{"sampling":{}}` {
+		if c, ok := h.parseSessionID(id, "default\x00a"); !ok || string(c.capabilities) != `{"elicitation":{}}` {
 			t.Errorf("%d characters: %+v %v", len(id), c, ok)
 		}
 	})

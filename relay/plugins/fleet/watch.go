@@ -109,11 +109,10 @@ var _ kernel.Stream = (*watchStream)(nil)
 
 // watchedBoard is what was seen of a board.
 type watchedBoard struct {
-	board  Board
-	mu     sync.Mutex // protects the fields below; a leaf
-	why    string     // there is nothing: a word of missingReasons
-	seen   []observed // by metric
-	stream kernel.Stream
+	board Board
+	mu    sync.Mutex // protects the fields below; a leaf
+	why   string     // there is nothing: a word of missingReasons
+	seen  []observed // by metric
 }
 
 // observed are the values of one metric.

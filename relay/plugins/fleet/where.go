@@ -151,7 +151,7 @@ func (p *parser) token() string {
 	if rest == "" {
 		return ""
 	}
-	chars := rest[:1]
+	var chars string
 	switch {
 	case strings.IndexByte("+-.0123456789", rest[0]) >= 0:
 		chars = numberChars
