@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"agentctl/manifest"
@@ -70,6 +71,11 @@ func (f fleetBoards) Protocol(nodeID string) string { return f.r.hub.Protocol(no
 // Frame implements fleet.Boards.
 func (f fleetBoards) Frame(nodeID string) (frame []byte, at time.Time, ok bool) {
 	return f.r.hub.NewestFrame(nodeID)
+}
+
+// stagesDiffer reports whether a stage that may answer callers differently is enabled for some of them.
+func (r *Relay) stagesDiffer() bool {
+	return slices.ContainsFunc(r.kernel.Pipeline().Names(), func(name string) bool { return name == "acl" || name == "redact" })
 }
 
 // announcedTools are the tools of the manifest that the registry has of a node; none if it never

@@ -271,7 +271,7 @@ func (r *Relay) loadPlugins() error {
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	if r.pluginEnabled(PluginFleet) {
-		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}})
+		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}, Differs: r.stagesDiffer})
 		plugins, r.builtins[PluginFleet] = append(plugins, f), f
 	}
 	if r.opt.Conformance {

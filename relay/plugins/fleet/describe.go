@@ -131,7 +131,7 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 			d.Info = res.Structured
 			d.Clock = readClock(res.Structured, p.opt.Now())
 		default:
-			p.figures.put(b.ID, part.kind, res.Structured, time.Now())
+			p.figures.put(p.cacheKey(r, b.ID), part.kind, res.Structured, time.Now())
 		}
 	})
 	if err != nil {
@@ -144,7 +144,7 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	for i := range shown {
 		shown[i] = true
 	}
-	f, now := p.figures.get(p.opt.Boards, b.ID, time.Now()), time.Now()
+	f, now := p.figures.get(p.opt.Boards, p.cacheKey(r, b.ID), time.Now()), time.Now()
 	if r.Caller.Has(manifest.ScopeCallReadOnly) {
 		d.addFigures(&f, &shown, now)
 		d.Modules = f.modules()

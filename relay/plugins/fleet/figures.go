@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/relay/kernel"
 )
 
 // metric is a figure of a board that the tools of this package name. The keys are those of alert
@@ -109,10 +110,11 @@ func (f *figures) readFrame(raw []byte, at time.Time) {
 	}
 	for i := range metrics {
 		if !metrics[i].isModule {
-			f.values[i], f.times[i] = number(v[metrics[i].key]), at.UnixMilli()
+			f.values[i], f.times[i] = metrics[i].possible(number(v[metrics[i].key])), at.UnixMilli()
 		}
 	}
-	f.values[metricIndex("mem_pct")] = math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10
+	i := metricIndex("mem_pct")
+	f.values[i] = metrics[i].possible(math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10)
 }
 
 // readModules takes the values of an answer of system.modules, which the relay has checked.
@@ -125,7 +127,7 @@ func (f *figures) readModules(raw []byte, at time.Time) {
 		if metrics[i].isModule {
 			_, field, _ := strings.Cut(metrics[i].history, ".")
 			members, _ := v[metrics[i].module].(map[string]any)
-			f.values[i], f.times[i] = number(members[field]), at.UnixMilli()
+			f.values[i], f.times[i] = metrics[i].possible(number(members[field])), at.UnixMilli()
 		}
 	}
 }
@@ -162,20 +164,30 @@ const maxCachedFigures = 20_000
 
 // figureCache has the figures of the boards that this plugin has asked. The zero value is empty.
 type figureCache struct {
-	mu     sync.Mutex // protects boards and what they point to; a leaf
-	boards map[string]*figures
+	mu     sync.Mutex          // protects boards and what they point to; a leaf
+	boards map[string]*figures // by Plugin.cacheKey
+}
+
+// cacheKey is what the caches have a board's answers to a caller under: its id, unless stages may answer
+// other callers differently. Then it is the board of this caller and connection, which is no board's id,
+// so that the frames of others' streams do not count either.
+func (p *Plugin) cacheKey(r *kernel.Request, nodeID string) string {
+	if !p.opt.Differs() {
+		return nodeID
+	}
+	return strings.Join([]string{r.Caller.Tenant, r.Caller.Actor, r.Caller.Transport, r.ConnID, nodeID}, "\x00")
 }
 
 // get returns a copy of what is known of a board and no older than maxFigureAge. The newest frame of
 // an open stream counts, if there is one.
-func (c *figureCache) get(boards Boards, nodeID string, now time.Time) figures {
+func (c *figureCache) get(boards Boards, key string, now time.Time) figures {
 	f := newFigures()
 	c.mu.Lock()
-	if known := c.boards[nodeID]; known != nil {
+	if known := c.boards[key]; known != nil {
 		*f = *known
 	}
 	c.mu.Unlock()
-	if frame, at, ok := boards.Frame(nodeID); ok && at.After(f.at(metricIndex("cpu_pct"))) {
+	if frame, at, ok := boards.Frame(key); ok && at.After(f.at(metricIndex("cpu_pct"))) {
 		f.readFrame(frame, at)
 	}
 	for i := range f.values {
@@ -188,10 +200,10 @@ func (c *figureCache) get(boards Boards, nodeID string, now time.Time) figures {
 
 // put stores what a board has just answered. A full cache drops what is too old, and then starts
 // over.
-func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
+func (c *figureCache) put(key, kind string, answer []byte, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f := c.boardLocked(nodeID, now); kind == manifest.KindMetrics {
+	if f := c.boardLocked(key, now); kind == manifest.KindMetrics {
 		f.readFrame(answer, now)
 	} else {
 		f.readModules(answer, now)
@@ -199,10 +211,10 @@ func (c *figureCache) put(nodeID, kind string, answer []byte, now time.Time) {
 }
 
 // putValues is put for values that are known from elsewhere, by index in metrics. NaN says nothing.
-func (c *figureCache) putValues(nodeID string, values []float64, now time.Time) {
+func (c *figureCache) putValues(key string, values []float64, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.boardLocked(nodeID, now)
+	f := c.boardLocked(key, now)
 	for i, v := range values {
 		if !math.IsNaN(v) {
 			f.values[i], f.times[i] = v, now.UnixMilli()
@@ -211,8 +223,8 @@ func (c *figureCache) putValues(nodeID string, values []float64, now time.Time) 
 }
 
 // boardLocked returns the figures of a board, new ones if it has none. mu is held.
-func (c *figureCache) boardLocked(nodeID string, now time.Time) *figures {
-	f := c.boards[nodeID]
+func (c *figureCache) boardLocked(key string, now time.Time) *figures {
+	f := c.boards[key]
 	if f == nil {
 		if len(c.boards) >= maxCachedFigures {
 			c.evictLocked(now)
@@ -221,7 +233,7 @@ func (c *figureCache) boardLocked(nodeID string, now time.Time) *figures {
 			c.boards = make(map[string]*figures)
 		}
 		f = newFigures()
-		c.boards[nodeID] = f
+		c.boards[key] = f
 	}
 	return f
 }

@@ -104,7 +104,7 @@ func (p *Plugin) find(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 		i++
 	}
 	boards = boards[i:]
-	return p.findPage(r.Caller, boards[:min(args.Limit, len(boards))], len(boards), began, &out, &shown)
+	return p.findPage(r, boards[:min(args.Limit, len(boards))], len(boards), began, &out, &shown)
 }
 
 // findWhere returns the boards that a condition selects, of those that the other arguments did. It
@@ -161,12 +161,12 @@ func misses(f *figures, used *[numMetrics]bool, modules bool) bool {
 
 // findPage makes the answer from the boards that a page may have. remaining is how many there are on
 // this page and later ones. Figures that were warm when the call began are shown.
-func (p *Plugin) findPage(c *kernel.Caller, page []Board, remaining int, began time.Time, out *foundBoards, shown *[numMetrics]bool) (*kernel.Result, error) {
+func (p *Plugin) findPage(r *kernel.Request, page []Board, remaining int, began time.Time, out *foundBoards, shown *[numMetrics]bool) (*kernel.Result, error) {
 	rows := make([]foundBoard, len(page))
 	for i := range page {
 		rows[i] = foundRow(&page[i])
-		if c.Has(manifest.ScopeCallReadOnly) {
-			f := p.figures.get(p.opt.Boards, page[i].ID, began)
+		if r.Caller.Has(manifest.ScopeCallReadOnly) {
+			f := p.figures.get(p.opt.Boards, p.cacheKey(r, page[i].ID), began)
 			rows[i].addFigures(&f, shown, time.Now())
 		}
 	}

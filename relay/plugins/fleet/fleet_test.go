@@ -519,6 +519,54 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
+// What a board answered one caller, or sends it in a stream, is not shown to another one whom the stages
+// of the relay may answer differently.
+func TestFiguresOfOthers(t *testing.T) {
+	f, _ := newFleet(2)
+	differs := false
+	p := New(Options{Call: f.call, Boards: f, Differs: func() bool { return differs }})
+	other := *reader
+	other.Actor = "other"
+	f.frames[boardID(0)] = []byte(`{"cpu_pct":1,"mem_bytes":1,"mem_total_bytes":10,"disk_pct":1,"load_1m":1,"load_5m":1,"load_15m":1}`)
+	for _, differs = range []bool{false, true} {
+		if _, err := run(t, p, reader, "fleet.find", `{"where":"cpu_pct >= 0"}`); err != nil {
+			t.Fatal(err)
+		}
+		f.calls = nil
+		data, err := run(t, p, &other, "fleet.find", "")
+		if out := found(t, data, err); out.Matched != 2 || strings.Contains(data, "figures") == differs {
+			t.Errorf("differs %v: %s", differs, data)
+		}
+		data, err = run(t, p, &other, "fleet.find", `{"where":"cpu_pct >= 0"}`)
+		if out := found(t, data, err); out.Matched != 2 || len(f.calls) != map[bool]int{false: 0, true: 2}[differs] {
+			t.Errorf("differs %v: %d calls: %s", differs, len(f.calls), data)
+		}
+		f.calls = nil
+		if _, err = run(t, p, &other, "fleet.find", `{"where":"cpu_pct >= 0"}`); err != nil || len(f.calls) != 0 {
+			t.Errorf("differs %v: the caller's own answers were not used: %d calls, %v", differs, len(f.calls), err)
+		}
+	}
+}
+
+// One board that reports what cannot be does not keep a caller from seeing the others.
+func TestImpossibleFigures(t *testing.T) {
+	f, p := newFleet(3)
+	f.answer = func(nodeID, _ string) (string, error) {
+		if nodeID == boardID(1) {
+			return `{"cpu_pct":1,"mem_bytes":1e308,"mem_total_bytes":1,"disk_pct":1,"load_1m":1e308,"load_5m":1,"load_15m":1}`, nil
+		}
+		return `{"cpu_pct":1,"mem_bytes":1,"mem_total_bytes":2,"disk_pct":1,"load_1m":1,"load_5m":1,"load_15m":1}`, nil
+	}
+	data, err := run(t, p, reader, "fleet.find", `{"where":"cpu_pct = 1"}`)
+	if out := found(t, data, err); out.Matched != 3 {
+		t.Error(data)
+	}
+	data, err = run(t, p, reader, "fleet.find", `{"where":"mem_pct > 10"}`)
+	if out := found(t, data, err); out.Matched != 2 || out.Unknown[notMeasured] != 1 {
+		t.Error(data)
+	}
+}
+
 // TestFigureCache: the cache is bounded and drops what is too old first.
 func TestFigureCache(t *testing.T) {
 	var c figureCache

@@ -48,7 +48,7 @@ func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board,
 			list[i] = measured{*newFigures(), string(Offline)}
 			continue
 		}
-		list[i].figures = p.figures.get(p.opt.Boards, boards[i].ID, now)
+		list[i].figures = p.figures.get(p.opt.Boards, p.cacheKey(r, boards[i].ID), now)
 	}
 	for _, source := range sources {
 		var questions []question
@@ -77,8 +77,8 @@ func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board,
 				list[i].unknown = whyUnknown(err)
 				return
 			}
-			p.figures.put(boards[i].ID, source.kind, res.Structured, time.Now())
-			list[i].figures = p.figures.get(p.opt.Boards, boards[i].ID, now)
+			p.figures.put(p.cacheKey(r, boards[i].ID), source.kind, res.Structured, time.Now())
+			list[i].figures = p.figures.get(p.opt.Boards, p.cacheKey(r, boards[i].ID), now)
 		})
 		if err != nil {
 			return nil, err

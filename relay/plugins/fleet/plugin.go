@@ -7,7 +7,8 @@
 //
 // Each tool is a row of tools, in a file of its own. A tool reaches boards through the kernel as
 // the caller itself, so that the scopes, limits, audit records and events of the board's tools
-// apply (Plugin.callBoard, Plugin.askBoards). Answers have at most MaxAnswer bytes.
+// apply (Plugin.callBoard, Plugin.askBoards). Answers about a fleet have at most MaxAnswer bytes; those of
+// fleet.describe, fleet.watch and fleet.events with a limit have bounds of their own.
 package fleet
 
 import (
@@ -24,7 +25,7 @@ import (
 // Name is the plugin's name.
 const Name = "fleet"
 
-// Options configure a Plugin. All fields but Now must be given.
+// Options configure a Plugin. All fields but Differs and Now must be given.
 type Options struct {
 	// Call answers a request as kernel.Kernel.Call does.
 	Call func(ctx context.Context, r *kernel.Request) (*kernel.Result, error)
@@ -32,6 +33,9 @@ type Options struct {
 	Boards Boards
 	// Events is what the relay recorded.
 	Events Events
+	// Differs reports whether a stage of the relay may answer callers differently, by its rules or by
+	// removing secrets. What boards answered one caller is then not used for others. Default: false.
+	Differs func() bool
 	// Now is the wall clock; default time.Now.
 	Now func() time.Time
 }
@@ -51,6 +55,9 @@ type Plugin struct {
 func New(o Options) *Plugin {
 	if o.Now == nil {
 		o.Now = time.Now
+	}
+	if o.Differs == nil {
+		o.Differs = func() bool { return false }
 	}
 	return &Plugin{opt: o, asking: make(map[string]int)}
 }

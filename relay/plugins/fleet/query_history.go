@@ -244,7 +244,7 @@ func nans(n int) []float64 {
 // possible is a value that the metric can have, else NaN. A board that reports anything else is not
 // believed: one impossible value would hide all others in a mean or a maximum.
 func (m *metric) possible(v float64) float64 {
-	low, high := 0.0, 1e15
+	low, high := 0.0, 1e16
 	switch m.key {
 	case "cpu_pct", "mem_pct", "disk_pct", "wear_pct":
 		high = 100

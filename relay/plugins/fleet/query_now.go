@@ -29,7 +29,7 @@ func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, bo
 	var cold []*boardValues
 	for i := range boards {
 		if b := &boards[i]; b.why == "" {
-			f := p.figures.get(p.opt.Boards, b.board.ID, now)
+			f := p.figures.get(p.opt.Boards, p.cacheKey(r, b.board.ID), now)
 			b.takeFigures(q, &f)
 			if frame, modules := f.lacks(q.metrics, now); frame || modules {
 				cold = append(cold, b)
@@ -79,12 +79,12 @@ func (f *figures) lacks(list []int, now time.Time) (frame, modules bool) {
 // reading of its sensors; what it does not record it is asked to read. An error is about one of the
 // board's tools; the figures of others are there.
 func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID string, list []int) (*figures, error) {
-	f := p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+	f := p.figures.get(p.opt.Boards, p.cacheKey(r, nodeID), p.opt.Now())
 	frame, modules := f.lacks(list, p.opt.Now())
 	var err error
 	if modules {
 		err = p.askRecorded(ctx, r, nodeID, list)
-		f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+		f = p.figures.get(p.opt.Boards, p.cacheKey(r, nodeID), p.opt.Now())
 		frame, modules = f.lacks(list, p.opt.Now())
 	}
 	if frame {
@@ -95,7 +95,7 @@ func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID s
 			err = e // else the error of the history, which a board without the tool has to have
 		}
 	}
-	f = p.figures.get(p.opt.Boards, nodeID, p.opt.Now())
+	f = p.figures.get(p.opt.Boards, p.cacheKey(r, nodeID), p.opt.Now())
 	return &f, err
 }
 
@@ -112,7 +112,7 @@ func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind
 	defer cancel()
 	res, err := p.callBoard(ctx, r, name, nil)
 	if err == nil {
-		p.figures.put(nodeID, kind, res.Structured, p.opt.Now())
+		p.figures.put(p.cacheKey(r, nodeID), kind, res.Structured, p.opt.Now())
 	}
 	return err
 }
@@ -135,15 +135,15 @@ func (p *Plugin) askRecorded(ctx context.Context, r *kernel.Request, nodeID stri
 			values[m] = found[i][0]
 		}
 	}
-	p.figures.putValues(nodeID, values, now)
+	p.figures.putValues(p.cacheKey(r, nodeID), values, now)
 	return nil
 }
 
 // modelCache has the models of boards that this plugin has asked: a board seldom becomes another one.
 // The zero value is empty.
 type modelCache struct {
-	mu     sync.Mutex // protects models; a leaf
-	models map[string]knownModel
+	mu     sync.Mutex            // protects models; a leaf
+	models map[string]knownModel // by Plugin.cacheKey
 }
 
 type knownModel struct {
@@ -158,20 +158,20 @@ const (
 	noTag        = "untagged"
 )
 
-func (c *modelCache) get(nodeID string, now time.Time) (model string, ok bool) {
+func (c *modelCache) get(key string, now time.Time) (model string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k, ok := c.models[nodeID]
+	k, ok := c.models[key]
 	return k.model, ok && now.Sub(k.at) <= maxModelAge
 }
 
-func (c *modelCache) put(nodeID, model string, now time.Time) {
+func (c *modelCache) put(key, model string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.models == nil || len(c.models) >= maxCachedFigures {
 		c.models = make(map[string]knownModel)
 	}
-	c.models[nodeID] = knownModel{model, now}
+	c.models[key] = knownModel{model, now}
 }
 
 // assignGroups says in which groups each board counts, with values or without. Models are asked for,
@@ -189,7 +189,7 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 		case groupByStatus:
 			b.group = []string{string(b.board.Status)}
 		case groupByModel:
-			model, ok := p.models.get(b.board.ID, now)
+			model, ok := p.models.get(p.cacheKey(r, b.board.ID), now)
 			if b.group = []string{cmp.Or(model, noModel)}; !ok && b.board.Status == Online {
 				unknown = append(unknown, b)
 			}
@@ -209,7 +209,7 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 func (p *Plugin) boardModel(ctx context.Context, r *kernel.Request, nodeID string) (string, error) {
 	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, manifest.KindInfo, manifest.VerbGet)
 	if !ok {
-		p.models.put(nodeID, "", p.opt.Now())
+		p.models.put(p.cacheKey(r, nodeID), "", p.opt.Now())
 		return noModel, nil
 	}
 	res, err := p.callBoard(ctx, r, name, nil)
@@ -223,6 +223,6 @@ func (p *Plugin) boardModel(ctx context.Context, r *kernel.Request, nodeID strin
 		return "", err
 	}
 	model := strings.ToValidUTF8(info.Model[:min(maxModelText, len(info.Model))], "")
-	p.models.put(nodeID, model, p.opt.Now())
+	p.models.put(p.cacheKey(r, nodeID), model, p.opt.Now())
 	return cmp.Or(model, noModel), nil
 }

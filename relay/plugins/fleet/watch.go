@@ -287,7 +287,7 @@ func (w *watchStream) pollModules(ctx context.Context, b *watchedBoard) error {
 		if err != nil {
 			return ignoreEnd(ctx, err)
 		}
-		values := w.plugin.figures.get(w.plugin.opt.Boards, b.board.ID, w.plugin.opt.Now())
+		values := w.plugin.figures.get(w.plugin.opt.Boards, w.plugin.cacheKey(&w.request, b.board.ID), w.plugin.opt.Now())
 		b.observe(w.metrics, &values, true)
 		select {
 		case <-tick.C:
