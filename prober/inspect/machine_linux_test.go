@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -111,11 +112,24 @@ func TestProcesses(t *testing.T) {
 		"proc/20/stat": stat(20, "evil) S 1 (x", 10, 300, 900), "proc/20/status": "Uid:\t4242424\t4242424\n", "proc/20/cmdline": "evil\x00--password=hunter2\x00",
 		"proc/30/stat": stat(30, "busy", 10, 400, 50), "proc/40/stat": "garbage", "proc/50/stat": "", "proc/sys/x": "",
 	})
-	// It uses CPU time within the window.
-	timer := time.AfterFunc(50*time.Millisecond, func() {
-		_ = os.WriteFile(m.path("proc/30/stat"), []byte(stat(30, "busy", 40, 400, 50)), 0o644)
+	// It uses half of a CPU, whenever the window is. The file is replaced, so that a reader finds it whole.
+	stop := make(chan struct{})
+	var busyLoop sync.WaitGroup
+	busyLoop.Go(func() {
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for ticks := 11; ; ticks++ {
+			_ = os.WriteFile(m.path("proc/30/new"), []byte(stat(30, "busy", ticks, 400, 50)), 0o644)
+			_ = os.Rename(m.path("proc/30/new"), m.path("proc/30/stat"))
+			select {
+			case <-tick.C:
+			case <-stop:
+				return
+			}
+		}
 	})
-	defer timer.Stop()
+	defer busyLoop.Wait()
+	defer close(stop)
 	got := m.Processes(within(t, 30*time.Second), ProcessQuery{SortBy: "cpu", Limit: 2, Window: 300 * time.Millisecond})
 	if got.Total != 3 || got.Matching != 3 || len(got.Processes) != 2 || len(got.Unfinished) > 0 || got.WindowMS < 300 {
 		t.Fatalf("got %+v", got)
