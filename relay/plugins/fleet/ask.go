@@ -15,6 +15,7 @@ const (
 	askTimeout     = time.Second     // for one board
 	askAllTimeout  = 4 * time.Second // for all of them; the rest of kernel.CallBudget is for the answer
 	maxAskingCalls = 4               // calls of one identity that ask many boards at a time
+	maxSearchCalls = 8               // calls of one identity that search the event log or wait for that
 )
 
 // callBoard calls a tool through the kernel as the caller of r. The tool's own checks, scope, limits,
@@ -58,20 +59,38 @@ func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []q
 // errNotAsked is the outcome of a question that there was no time for.
 var errNotAsked = &manifest.Error{Code: manifest.DeadlineExceeded, Message: "there was no time to ask this board", Reason: "not_asked", Outcome: manifest.NotSent}
 
+// Refusals of calls beyond the share of an identity.
+var (
+	errAsking    = &manifest.Error{Code: manifest.RateLimited, Message: "4 calls of this identity ask many boards already; wait for one of them", Reason: "asking", RetryAfterMS: 1000, Outcome: manifest.NotSent}
+	errSearching = &manifest.Error{Code: manifest.RateLimited, Message: "8 calls of this identity search the event log already; wait for one of them", Reason: "searching", RetryAfterMS: 1000, Outcome: manifest.NotSent}
+)
+
 // acquireAsking counts a call that asks many boards against the share of its identity.
 func (p *Plugin) acquireAsking(c *kernel.Caller) (release func(), err error) {
-	holder := c.Tenant + "\x00" + c.Actor
+	return p.acquire(share{c.Tenant, c.Actor, "boards"}, maxAskingCalls, errAsking)
+}
+
+// acquireSearch counts a call that searches the event log. Few searches run at a time, and those that
+// wait must not all be of one identity.
+func (p *Plugin) acquireSearch(c *kernel.Caller) (release func(), err error) {
+	return p.acquire(share{c.Tenant, c.Actor, "events"}, maxSearchCalls, errSearching)
+}
+
+// share is what one identity has of something.
+type share struct{ tenant, actor, of string }
+
+func (p *Plugin) acquire(s share, most int, refusal *manifest.Error) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asking[holder] >= maxAskingCalls {
-		return nil, &manifest.Error{Code: manifest.RateLimited, Message: "4 calls of this identity ask many boards already; wait for one of them", Reason: "asking", RetryAfterMS: 1000, Outcome: manifest.NotSent}
+	if p.used[s] >= most {
+		return nil, refusal
 	}
-	p.asking[holder]++
+	p.used[s]++
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		if p.asking[holder]--; p.asking[holder] == 0 {
-			delete(p.asking, holder)
+		if p.used[s]--; p.used[s] == 0 {
+			delete(p.used, s)
 		}
 	}, nil
 }

@@ -65,7 +65,11 @@ func Resolve(boards Boards, tenant, ref string) (Board, error) {
 	if b, ok := boards.Lookup(tenant, ref); ok {
 		return b, nil
 	}
-	all := boards.List(tenant)
+	return resolveStart(boards.List(tenant), ref)
+}
+
+// resolveStart finds the only board of a list whose id begins with ref.
+func resolveStart(all []Board, ref string) (Board, error) {
 	var found []Board
 	for _, b := range all {
 		if ref != "" && strings.HasPrefix(b.ID, ref) {

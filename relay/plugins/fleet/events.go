@@ -121,6 +121,11 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	if err != nil {
 		return nil, err
 	}
+	release, err := p.acquireSearch(r.Caller)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	limit, size := cmp.Or(args.Limit, maxEvents), maxEventsBytes
 	if args.Limit == 0 {
 		size = MaxAnswer - 160 // the rest of the answer

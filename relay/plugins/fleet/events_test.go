@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"agentctl/manifest"
@@ -197,4 +199,51 @@ func TestEventsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
 	}
+}
+
+// blockedEvents searches until it is released.
+type blockedEvents struct {
+	recordedEvents
+	release chan struct{}
+}
+
+func (b *blockedEvents) Newest(context.Context, EventQuery, func(kernel.Event) bool) (uint64, error) {
+	<-b.release
+	return 0, nil
+}
+
+// TestSearchShare: the searches of one identity, running or waiting, are bounded, and another one's
+// are not refused for them.
+func TestSearchShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &blockedEvents{release: make(chan struct{})}
+		p := New(Options{Boards: newAskedFleet(t, 1), Events: log})
+		search := func(actor string) error {
+			_, err := p.events(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "acme", Actor: actor}, Arguments: json.RawMessage(`{}`)})
+			return err
+		}
+		var wg sync.WaitGroup
+		for range maxSearchCalls {
+			wg.Go(func() {
+				if err := search("ann"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		synctest.Wait()
+		if err := search("ann"); manifest.AsError(err).Code != manifest.RateLimited {
+			t.Errorf("one more: %v", err)
+		}
+		wg.Go(func() {
+			if err := search("ben"); err != nil {
+				t.Errorf("another identity: %v", err)
+			}
+		})
+		synctest.Wait()
+		close(log.release)
+		wg.Wait()
+		if len(p.used) != 0 {
+			t.Errorf("%v remain", p.used)
+		}
+	})
 }

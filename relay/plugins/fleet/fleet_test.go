@@ -374,8 +374,8 @@ func TestAskingShare(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if limited != 1 || served != 5 || len(p.asking) != 0 {
-			t.Errorf("%d limited, %d served, %d remain", limited, served, len(p.asking))
+		if limited != 1 || served != 5 || len(p.used) != 0 {
+			t.Errorf("%d limited, %d served, %d remain", limited, served, len(p.used))
 		}
 	})
 }

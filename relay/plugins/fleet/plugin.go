@@ -47,8 +47,8 @@ type Plugin struct {
 	models  modelCache
 	slots   askSlots
 
-	mu     sync.Mutex     // protects asking; a leaf
-	asking map[string]int // calls that ask many boards, by identity
+	mu   sync.Mutex    // protects used; a leaf
+	used map[share]int // calls in progress
 }
 
 // New makes the plugin.
@@ -59,7 +59,7 @@ func New(o Options) *Plugin {
 	if o.Differs == nil {
 		o.Differs = func() bool { return false }
 	}
-	return &Plugin{opt: o, asking: make(map[string]int)}
+	return &Plugin{opt: o, used: make(map[share]int)}
 }
 
 var _ kernel.Plugin = (*Plugin)(nil)

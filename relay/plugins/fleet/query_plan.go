@@ -277,9 +277,12 @@ func (p *Plugin) selectInto(c *kernel.Caller, all []Board, selected []bool, sele
 		}
 		matches = func(b *Board) bool { return b.Status == Status(status) }
 	case selector != selectAll:
-		b, err := p.resolve(c.Tenant, selector)
-		if err != nil {
-			return err
+		b, ok := p.opt.Boards.Lookup(c.Tenant, selector)
+		if !ok { // the list that is here already spares another one for each of up to 64 selectors
+			var err error
+			if b, err = resolveStart(all, selector); err != nil {
+				return err
+			}
 		}
 		matches = func(o *Board) bool { return o.ID == b.ID }
 	}

@@ -32,6 +32,7 @@ type askedFleet struct {
 	calls    map[string]int // by kind
 	inFlight atomic.Int64
 	most     atomic.Int64
+	lists    atomic.Int64 // calls of List
 	delay    time.Duration
 }
 
@@ -82,7 +83,10 @@ func (f *askedFleet) Lookup(_, ref string) (Board, bool) {
 	return Board{}, false
 }
 
-func (f *askedFleet) List(string) []Board { return slices.Clone(f.boards) }
+func (f *askedFleet) List(string) []Board {
+	f.lists.Add(1)
+	return slices.Clone(f.boards)
+}
 
 func (f *askedFleet) Tools(_ context.Context, _, nodeID string) ([]manifest.Tool, error) {
 	return f.tools[nodeID], nil
@@ -501,7 +505,7 @@ func TestSlotsAreShared(t *testing.T) {
 		if most := f.most.Load(); most > maxAsked {
 			t.Errorf("%d boards were asked at a time", most)
 		}
-		if len(p.slots.tenants) != 0 || len(p.asking) != 0 {
+		if len(p.slots.tenants) != 0 || len(p.used) != 0 {
 			t.Error("slots are left behind")
 		}
 	})
@@ -612,6 +616,14 @@ func TestSelectors(t *testing.T) {
 			if _, err := f.ask(t, p, `{"boards":["`+selector+`"]}`); err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, want %q", selector, err, want)
 			}
+		}
+		starts := make([]string, 64)
+		for i := range starts {
+			starts[i] = `"` + nodeID(0)[:20] + `"`
+		}
+		f.boards, f.lists = f.boards[:1], atomic.Int64{}
+		if a := f.mustAsk(t, p, `{"boards":[`+strings.Join(starts, ",")+`]}`); a.Boards.Matched != 1 || f.lists.Load() != 1 {
+			t.Errorf("64 starts of ids: %d boards of %d lists", a.Boards.Matched, f.lists.Load())
 		}
 		f.boards = nil
 		if _, err := f.ask(t, p, `{}`); err == nil || !strings.Contains(err.Error(), "agentctl invite") {

@@ -124,7 +124,7 @@ func (f *watchedFleet) watch(t *testing.T, ctx context.Context, args string) (fr
 	defer func() {
 		res.Stream.Close()
 		res.Stream.Close()
-		if len(p.asking) != 0 {
+		if len(p.used) != 0 {
 			t.Error("the watch still counts")
 		}
 		for id, s := range f.streams {
