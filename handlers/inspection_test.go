@@ -34,7 +34,7 @@ func inspected(t *testing.T, o handlers.InspectionOptions) func(kind, args strin
 		if err != nil {
 			t.Fatal(err)
 		}
-		raw, _, err := mux.Call(t.Context(), tools[0].Name, []byte(args))
+		raw, _, err := mux.Call(t.Context(), tools[0].Name(), []byte(args))
 		if err == nil {
 			if err := manifest.CheckAnswer(&tools[0], []byte(args), raw); err != nil {
 				t.Errorf("%s %s: the relay refuses the answer: %v\n%s", kind, args, err, raw)

@@ -220,8 +220,8 @@ func TestInspectionKinds(t *testing.T) {
 		if got != row || name != "system."+c.CapID {
 			t.Errorf("%s is %s with cap_id %s, want %s", name, got, c.CapID, row)
 		}
-		if n := len("mcp__agentctl__" + tools[0].Name.Alias()); n > MaxToolNameLen {
-			t.Errorf("%s has %d characters with the prefix", tools[0].Name.Alias(), n)
+		if n := len("mcp__agentctl__" + tools[0].Name().Alias()); n > MaxToolNameLen {
+			t.Errorf("%s has %d characters with the prefix", tools[0].Name().Alias(), n)
 		}
 		if n := len(tools[0].Verb.Description); n > 300 {
 			t.Errorf("%s: the description has %d characters", name, n)

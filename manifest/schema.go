@@ -156,7 +156,7 @@ const (
 // what system.echo answers with what was sent: a board could otherwise put any text into the result
 // of a caller that expects its own. The arguments have passed CheckArgs.
 func CheckAnswer(t *Tool, args, result []byte) error {
-	if err := CheckResult(t.Verb.Ack, result, t.Name.NodeID); err != nil {
+	if err := CheckResult(t.Verb.Ack, result, t.Name().NodeID); err != nil {
 		return err
 	}
 	if t.Kind.Name == KindEcho && !sameMessage(args, result) {

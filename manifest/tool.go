@@ -87,13 +87,18 @@ func isToolName(s string) bool {
 }
 
 // Tool is one verb of one capability of one node, as a relay offers it and as the device
-// answers it.
+// answers it. A relay keeps one for each tool of each board, so it holds nothing twice.
 type Tool struct {
-	Name       ToolName
-	Canonical  string // Name.String(), made once
+	Canonical  string // Name().String(), made once
 	Capability *Capability
 	Kind       *Kind
 	Verb       *Verb
+}
+
+// Name is the tool's name in parts.
+func (t *Tool) Name() ToolName {
+	nodeID, _, _ := strings.Cut(t.Canonical[len(t.Kind.Short)+1:], ".")
+	return ToolName{t.Kind.Short, nodeID, t.Capability.CapID, t.Verb.Name}
 }
 
 // Project returns the tools of a node's capability, one for each verb. The error is
@@ -109,12 +114,11 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 	tools := make([]Tool, 0, len(c.Verbs))
 	for _, name := range c.Verbs {
 		v, _ := k.Verb(name)
-		t := ToolName{k.Short, nodeID, c.CapID, v.Name}
-		s := t.String()
+		s := ToolName{k.Short, nodeID, c.CapID, v.Name}.String()
 		if len(s) > MaxToolNameLen {
 			return nil, E(ManifestInvalid, "a projected tool name is longer than 64 characters")
 		}
-		tools = append(tools, Tool{Name: t, Canonical: s, Capability: c, Kind: k, Verb: v})
+		tools = append(tools, Tool{Canonical: s, Capability: c, Kind: k, Verb: v})
 	}
 	return tools, nil
 }
@@ -124,7 +128,7 @@ func Project(nodeID string, c *Capability) ([]Tool, error) {
 // board, and a list of tools is read by language models.
 func (t *Tool) HasOwnWord() bool {
 	word := t.Kind.Name[strings.LastIndexByte(t.Kind.Name, '.')+1:]
-	number, ok := strings.CutPrefix(t.Name.CapID, word)
+	number, ok := strings.CutPrefix(t.Capability.CapID, word)
 	return ok && strings.Trim(strings.TrimPrefix(number, "_"), "0123456789") == ""
 }
 
@@ -133,12 +137,12 @@ func (t *Tool) HasOwnWord() bool {
 // has the same ("metrics_2.snapshot"). SelectTool finds it.
 func (t *Tool) ShortName(tools []Tool) string {
 	if len(t.Capability.Verbs) == 1 {
-		return t.Name.CapID
+		return t.Capability.CapID
 	}
-	if first, ok := find(tools, func(o *Tool) bool { return o.Name.Verb == t.Name.Verb }); ok && first.Name == t.Name {
-		return t.Name.Verb
+	if first, ok := find(tools, func(o *Tool) bool { return o.Verb.Name == t.Verb.Name }); ok && first.Canonical == t.Canonical {
+		return t.Verb.Name
 	}
-	return t.Name.CapID + "." + t.Name.Verb
+	return t.Capability.CapID + "." + t.Verb.Name
 }
 
 // SelectTool finds the tool of a board that a word means: by its name in either spelling, as
@@ -148,14 +152,14 @@ func SelectTool(tools []Tool, word string) (*Tool, bool) {
 	name := Canonical(word)
 	for _, matches := range []func(t *Tool) bool{
 		func(t *Tool) bool { return t.Canonical == name },
-		func(t *Tool) bool { return t.Name.CapID+"."+t.Name.Verb == word },
-		func(t *Tool) bool { return t.Name.CapID == word && len(t.Capability.Verbs) == 1 },
+		func(t *Tool) bool { return t.Capability.CapID+"."+t.Verb.Name == word },
+		func(t *Tool) bool { return t.Capability.CapID == word && len(t.Capability.Verbs) == 1 },
 		func(t *Tool) bool {
-			return t.Name.Verb == word && (t.Kind.Name == KindMetrics || t.Kind.Name == KindHistory)
+			return t.Verb.Name == word && (t.Kind.Name == KindMetrics || t.Kind.Name == KindHistory)
 		},
 		func(t *Tool) bool {
-			same := func(o Tool) bool { return o.Name.Verb == word && o.Name != t.Name }
-			return t.Name.Verb == word && !slices.ContainsFunc(tools, same)
+			same := func(o Tool) bool { return o.Verb.Name == word && o.Canonical != t.Canonical }
+			return t.Verb.Name == word && !slices.ContainsFunc(tools, same)
 		},
 	} {
 		if t, ok := find(tools, matches); ok {

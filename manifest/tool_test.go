@@ -26,7 +26,7 @@ func TestProjectedNames(t *testing.T) {
 			t.Fatalf("Project(%s) = %d tools, %v", tt.c.CapID, len(tools), err)
 		}
 		for i, tool := range tools {
-			if tool.Canonical != tt.names[i] || tool.Name.String() != tt.names[i] {
+			if tool.Canonical != tt.names[i] || tool.Name().String() != tt.names[i] {
 				t.Errorf("got %s, want %s", tool.Canonical, tt.names[i])
 			}
 			if tool.Capability != tt.c || tool.Kind.Name != tt.c.Kind || tool.Verb.Name != tt.c.Verbs[i] {
@@ -219,17 +219,19 @@ func TestSelectTool(t *testing.T) {
 		}
 		for j := range k.Verbs {
 			name := ToolName{k.Short, node, c.CapID, k.Verbs[j].Name}
-			tools = append(tools, Tool{Name: name, Canonical: name.String(), Capability: c, Kind: k, Verb: &k.Verbs[j]})
+			tools = append(tools, Tool{Canonical: name.String(), Capability: c, Kind: k, Verb: &k.Verbs[j]})
 		}
 	}
 	second := tools[1] // of another capability of the same kind
-	second.Name.CapID = "metrics_2"
-	second.Canonical = second.Name.String()
+	other := *second.Capability
+	other.CapID = "metrics_2"
+	second.Capability = &other
+	second.Canonical = ToolName{second.Kind.Short, node, other.CapID, second.Verb.Name}.String()
 	tools = append(tools, second)
 	for i := range tools {
 		short := tools[i].ShortName(tools)
-		for _, word := range []string{short, tools[i].Canonical, tools[i].Name.Alias(), tools[i].Name.CapID + "." + tools[i].Name.Verb} {
-			if found, ok := SelectTool(tools, word); !ok || found.Name != tools[i].Name {
+		for _, word := range []string{short, tools[i].Canonical, tools[i].Name().Alias(), tools[i].Name().CapID + "." + tools[i].Name().Verb} {
+			if found, ok := SelectTool(tools, word); !ok || found.Canonical != tools[i].Canonical {
 				t.Errorf("%s: found %v, want %s", word, found, tools[i].Canonical)
 			}
 		}

@@ -262,7 +262,7 @@ func (r *Relay) hasAnnounced(tenant string, name manifest.ToolName) bool {
 	if err != nil || len(n.Manifest) == 0 {
 		return manifest.KnownTool(name)
 	}
-	return slices.ContainsFunc(announcedTools(&n), func(t manifest.Tool) bool { return t.Name == name })
+	return slices.ContainsFunc(announcedTools(&n), func(t manifest.Tool) bool { return t.Name() == name })
 }
 
 // The interfaces that the kernel discovers by assertion.

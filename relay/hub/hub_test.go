@@ -268,7 +268,7 @@ func TestSharedManifest(t *testing.T) {
 			t.Error("two nodes hold one manifest twice")
 		}
 		for i, tool := range b.Tools() {
-			if tool.Name.NodeID != nodeB || a.Tools()[i].Name.NodeID != nodeA || tool.Capability.CapID != tool.Name.CapID {
+			if tool.Name().NodeID != nodeB || a.Tools()[i].Name().NodeID != nodeA || tool.Capability.CapID != tool.Name().CapID {
 				t.Errorf("tools %s and %s", a.Tools()[i].Canonical, tool.Canonical)
 			}
 		}
@@ -279,7 +279,7 @@ func TestSharedManifest(t *testing.T) {
 			other.next(link.TypeAnnounceAck)
 			time.Sleep(time.Second)
 		}
-		if n := len(r.hub.sharedManifests); n > maxSharedManifests || b.Tools()[0].Name.CapID != fmt.Sprint("echo", 2*maxSharedManifests-1) || len(a.Tools()) != 3 {
+		if n := len(r.hub.sharedManifests); n > maxSharedManifests || b.Tools()[0].Name().CapID != fmt.Sprint("echo", 2*maxSharedManifests-1) || len(a.Tools()) != 3 {
 			t.Errorf("%d manifests are remembered; tools %v", n, b.Tools())
 		}
 		r.end()

@@ -165,7 +165,7 @@ func (l *recorder) all() string {
 func (l *recorder) OnAnnounce(m *Manifest) {
 	names := make([]string, len(m.Tools))
 	for i := range m.Tools {
-		names[i] = m.Tools[i].Name.CapID + "." + m.Tools[i].Name.Verb
+		names[i] = m.Tools[i].Name().CapID + "." + m.Tools[i].Name().Verb
 	}
 	l.add("announced %s", strings.Join(names, " "))
 	l.raw = string(m.Raw)

@@ -65,7 +65,7 @@ func projectTools(nodeID string, kinds ...string) (list []manifest.Tool) {
 			v := &kind.Verbs[i]
 			c.Verbs = append(c.Verbs, v.Name)
 			n := manifest.ToolName{Short: kind.Short, NodeID: nodeID, CapID: c.CapID, Verb: v.Name}
-			list = append(list, manifest.Tool{Name: n, Canonical: n.String(), Capability: c, Kind: kind, Verb: v})
+			list = append(list, manifest.Tool{Canonical: n.String(), Capability: c, Kind: kind, Verb: v})
 		}
 	}
 	return list
@@ -428,7 +428,7 @@ func TestDescribe(t *testing.T) {
 	// A board with more tools than fit: their arguments are left out.
 	for i := range 20 {
 		f.tools[boardID(0)] = append(f.tools[boardID(0)], projectTools(boardID(0), manifest.KindHistory)...)
-		f.tools[boardID(0)][i].Name.CapID = fmt.Sprintf("history_%d", i)
+		f.tools[boardID(0)][i].Capability.CapID = fmt.Sprintf("history_%d", i)
 	}
 	if data, err = run(t, p, reader, "fleet.describe", `{"board":"board-000"}`); err != nil || len(data) > maxDescription || !strings.Contains(data, "history_19") && !strings.Contains(data, `"tool":"history"`) {
 		t.Errorf("%d bytes: %s %v", len(data), data, err)
