@@ -69,12 +69,12 @@ func (b *board) addTools(nodeID string, tools []manifest.Tool) {
 		}
 		input, _ := manifest.Schema(t.Verb.Input)
 		output, _ := manifest.Schema(t.Verb.Output)
-		b.manifest.Tools = append(b.manifest.Tools, &kernel.Tool{
-			Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description, InputSchema: input, OutputSchema: output,
-			SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass), NodeID: nodeID,
+		b.manifest.Tools = append(b.manifest.Tools, &kernel.Tool{Name: t.Canonical, NodeID: nodeID, ToolInfo: &kernel.ToolInfo{
+			Title: t.Verb.Title, Description: t.Verb.Description, InputSchema: input, OutputSchema: output,
+			SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
 			Inspects: t.Kind.ExtraScope == manifest.ScopeBoardsInspect,
 			Streams:  t.Verb.Stream(), CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
-		})
+		}})
 	}
 }
 

@@ -29,18 +29,6 @@ type device struct {
 // defaultIntervalMS is the cadence of a metric stream that names none (RFC-0009 §4).
 const defaultIntervalMS = 5000
 
-// argumentChecks holds one check for each verb, so that a device costs no closures.
-var argumentChecks = func() map[*manifest.Verb]func([]byte) ([]byte, error) {
-	m := make(map[*manifest.Verb]func([]byte) ([]byte, error))
-	for i := range manifest.Kinds {
-		for j := range manifest.Kinds[i].Verbs {
-			v := &manifest.Kinds[i].Verbs[j]
-			m[v] = func(args []byte) ([]byte, error) { return manifest.CheckArgs(v.Input, args) }
-		}
-	}
-	return m
-}()
-
 // devicePlugin begins the names of the kernel's plugins that are devices.
 const devicePlugin = "device:"
 
@@ -59,7 +47,7 @@ func newDevice(n *hub.Node, before *device) *device {
 		if limits[t.Capability] == nil {
 			limits[t.Capability] = manifest.NewLimit(t.Capability.Constraints, manifest.RelayWindow)
 		}
-		m.Tools = append(m.Tools, deviceTool(t, n.ID(), limits[t.Capability]))
+		m.Tools = append(m.Tools, &kernel.Tool{Name: t.Canonical, NodeID: n.ID(), Limit: limits[t.Capability], ToolInfo: deviceToolInfo(t, false)})
 		// Of several capabilities of that kind the first one serves the resource, as in metricsTool.
 		if t.Kind.Name == manifest.KindMetrics && t.Verb.Name == manifest.VerbSnapshot && m.Resources == nil {
 			m.Resources = append(m.Resources, metricsResource(n.ID()))
@@ -90,23 +78,43 @@ func (d *device) unlisted() *device {
 	return &device{node: d.node, tools: d.tools, manifest: &m}
 }
 
-// deviceTool returns one verb of a device as a tool of the kernel. All its texts come from the
-// kind registry, none from the device.
-func deviceTool(t *manifest.Tool, nodeID string, limit *manifest.Limit) *kernel.Tool {
+// toolKind says which tools of boards have the same description.
+type toolKind struct {
+	verb       *manifest.Verb
+	isUnlisted bool
+	isOffline  bool
+}
+
+// toolInfos has a *kernel.ToolInfo for each toolKind, which the tools of all boards share.
+var toolInfos sync.Map
+
+// deviceToolInfo describes one verb of a device as a tool of the kernel. All its texts come from the
+// kind registry, none from the device. The check of the arguments of a device that is offline
+// refuses, so that a client learns that before anything else.
+func deviceToolInfo(t *manifest.Tool, isOffline bool) *kernel.ToolInfo {
+	key := toolKind{t.Verb, !t.HasOwnWord(), isOffline}
+	if info, ok := toolInfos.Load(key); ok {
+		return info.(*kernel.ToolInfo)
+	}
 	in, _ := manifest.Schema(t.Verb.Input)
 	out, _ := manifest.Schema(t.Verb.Output)
 	group := kernel.GroupBoards
 	if t.Kind.Name == manifest.KindEcho || t.Kind.Name == manifest.KindMetrics {
 		group = kernel.GroupBoard
 	}
-	return &kernel.Tool{
-		Name: t.Canonical, Title: t.Verb.Title, Description: t.Verb.Description,
-		InputSchema: in, OutputSchema: out,
-		SafetyClass: t.Capability.SafetyClass, Scope: manifest.ScopeForClass(t.Capability.SafetyClass),
-		Inspects: t.Kind.ExtraScope == manifest.ScopeBoardsInspect,
-		NodeID:   nodeID, Streams: t.Verb.Stream(), Group: group, CheckArguments: argumentChecks[t.Verb], Limit: limit, LogCalls: true,
-		Unlisted: !t.HasOwnWord(),
+	check := func(args []byte) ([]byte, error) { return manifest.CheckArgs(key.verb.Input, args) }
+	if isOffline {
+		check = func([]byte) ([]byte, error) { return nil, errOffline() }
 	}
+	info, _ := toolInfos.LoadOrStore(key, &kernel.ToolInfo{
+		Title: t.Verb.Title, Description: t.Verb.Description,
+		InputSchema: in, OutputSchema: out,
+		SafetyClass: t.Kind.Safety, Scope: manifest.ScopeForClass(t.Kind.Safety),
+		Inspects: t.Kind.ExtraScope == manifest.ScopeBoardsInspect,
+		Streams:  t.Verb.Stream(), Group: group, CheckArguments: check, LogCalls: true,
+		Unlisted: key.isUnlisted,
+	})
+	return info.(*kernel.ToolInfo)
 }
 
 // devicesURI is the prefix of the devices' resource URIs.

@@ -44,16 +44,12 @@ var (
 	_ kernel.Watcher = (*offlinePlugin)(nil)
 )
 
-// newOfflinePlugin copies the device's manifest, so that lists stay as they are. The check of
-// arguments refuses first: a client learns that the device is offline before anything else.
+// newOfflinePlugin copies the device's manifest, so that lists stay as they are.
 func newOfflinePlugin(d *device) *offlinePlugin {
 	m := *d.manifest
 	m.Tools = make([]*kernel.Tool, len(d.manifest.Tools))
 	for i, t := range d.manifest.Tools {
-		c := *t
-		c.Limit = nil
-		c.CheckArguments = func([]byte) ([]byte, error) { return nil, errOffline() }
-		m.Tools[i] = &c
+		m.Tools[i] = &kernel.Tool{Name: t.Name, NodeID: t.NodeID, ToolInfo: deviceToolInfo(&d.tools[i], true)}
 	}
 	return &offlinePlugin{manifest: &m}
 }

@@ -54,7 +54,7 @@ func (b *loadPlugin) plugin(*kernel.Kernel) kernel.Plugin { return b }
 
 func (b *loadPlugin) Manifest() *kernel.Manifest {
 	tool := func(name string) *kernel.Tool {
-		return &kernel.Tool{Name: name, Description: "A test.", InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}
+		return &kernel.Tool{Name: name, ToolInfo: &kernel.ToolInfo{Description: "A test.", InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}
 	}
 	return &kernel.Manifest{Name: "bench", Version: "1.0.0", Tools: []*kernel.Tool{tool("bench.number"), tool("bench.wait")}, Resources: []*kernel.Resource{{
 		URI: pulseURI, Name: "pulse", MIME: "application/json", Scope: manifest.ScopeCallReadOnly, Watchable: true}}}

@@ -356,7 +356,7 @@ func (k *Kernel) missingTool(r *Request) error {
 		return errNoTool
 	}
 	kind, ok := manifest.LookupShort(name.Short)
-	t := Tool{Scope: manifest.ScopeCallReadOnly, Inspects: ok && kind.ExtraScope == manifest.ScopeBoardsInspect}
+	t := Tool{ToolInfo: &ToolInfo{Scope: manifest.ScopeCallReadOnly, Inspects: ok && kind.ExtraScope == manifest.ScopeBoardsInspect}}
 	if err := t.missingScope(r.Caller); err != nil {
 		return err
 	}

@@ -21,9 +21,10 @@ func TestOrderOfChecks(t *testing.T) {
 	var log auditLog
 	k := kernel.New(kernel.Options{Audit: log.add, ExplainMissing: owners(map[string]string{nodeA: "a", nodeB: "b"})})
 	p := board("a", nodeA)
-	danger := *p.m.Tools[0]
-	danger.Name, danger.SafetyClass = "sys."+nodeA+".metrics.wipe", manifest.Mutating
-	p.m.Tools = append(p.m.Tools, &danger)
+	info := *p.m.Tools[0].ToolInfo
+	info.SafetyClass = manifest.Mutating
+	danger := &kernel.Tool{Name: "sys." + nodeA + ".metrics.wipe", NodeID: nodeA, Limit: p.m.Tools[0].Limit, ToolInfo: &info}
+	p.m.Tools = append(p.m.Tools, danger)
 	foreign := board("b", nodeB)
 	load(t, k, p, foreign)
 

@@ -82,11 +82,11 @@ func board(tenant, node string) *plugin {
 		limit := manifest.NewLimit(c.Constraints, manifest.RelayWindow)
 		for _, t := range tools {
 			in, _ := manifest.Schema(t.Verb.Input)
-			m.Tools = append(m.Tools, &kernel.Tool{
-				Name: t.Canonical, Description: t.Verb.Description, InputSchema: in, SafetyClass: c.SafetyClass,
-				Scope: manifest.ScopeForClass(c.SafetyClass), NodeID: node, Streams: t.Verb.Stream(), Limit: limit,
+			m.Tools = append(m.Tools, &kernel.Tool{Name: t.Canonical, NodeID: node, Limit: limit, ToolInfo: &kernel.ToolInfo{
+				Description: t.Verb.Description, InputSchema: in, SafetyClass: c.SafetyClass,
+				Scope: manifest.ScopeForClass(c.SafetyClass), Streams: t.Verb.Stream(),
 				CheckArguments: func(args []byte) ([]byte, error) { return manifest.CheckArgs(t.Verb.Input, args) },
-			})
+			}})
 		}
 	}
 	m.Resources = []*kernel.Resource{{URI: metricsURI(node), Name: "metrics", Scope: manifest.ScopeCallReadOnly, NodeID: node, Watchable: true}}
@@ -105,7 +105,7 @@ func subscribeTool(node string) string { return "sys." + node + ".metrics.subscr
 func newPlugin(name, tenant, scope string) *plugin {
 	return &plugin{m: &kernel.Manifest{
 		Name: name, Version: "1.0.0", Tenant: tenant,
-		Tools:     []*kernel.Tool{{Name: name + ".do", Scope: scope}},
+		Tools:     []*kernel.Tool{{Name: name + ".do", ToolInfo: &kernel.ToolInfo{Scope: scope}}},
 		Resources: []*kernel.Resource{{URI: name + "://all", Scope: scope}},
 	}}
 }
@@ -184,7 +184,7 @@ var _ kernel.Stream = (*stream)(nil)
 
 func ExampleKernel() {
 	k := kernel.New(kernel.Options{Audit: func(r kernel.Record) { fmt.Printf("audit: %s %q %q\n", r.Decision, r.Tool, r.Code) }})
-	clock := &plugin{m: &kernel.Manifest{Name: "clock", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "clock.now", Scope: manifest.ScopeToolsList}}}}
+	clock := &plugin{m: &kernel.Manifest{Name: "clock", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "clock.now", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeToolsList}}}}}
 	clock.call = func(context.Context, *kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: json.RawMessage(`{"year":` + fmt.Sprint(time.Unix(1_750_000_000, 0).UTC().Year()) + `}`)}, nil
 	}
@@ -214,8 +214,8 @@ func TestInspectingToolsNeedTheirScope(t *testing.T) {
 	}})
 	name := "sysproc." + nodeA + ".processes.top"
 	load(t, k, &plugin{m: &kernel.Manifest{Name: "device:" + nodeA, Version: "1.0.0", Tenant: "a", Tools: []*kernel.Tool{
-		{Name: name, Scope: manifest.ScopeCallReadOnly, Inspects: true},
-		{Name: "sysinfo." + nodeA + ".info.get", Scope: manifest.ScopeCallReadOnly},
+		{Name: name, ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeCallReadOnly, Inspects: true}},
+		{Name: "sysinfo." + nodeA + ".info.get", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeCallReadOnly}},
 	}}})
 	old := caller("a", manifest.ScopeCallReadOnly)
 	full := caller("a", manifest.ScopeCallReadOnly, manifest.ScopeBoardsInspect)

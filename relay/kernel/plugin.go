@@ -45,24 +45,32 @@ type Manifest struct {
 // DefaultConcurrency is MaxConcurrency of a plugin that sets none.
 const DefaultConcurrency = 64
 
-// Tool is a function that a client calls by name.
+// Tool is a function that a client calls by name. Each capability of each board has one, so what
+// is the same for all boards is in ToolInfo, which they share.
 type Tool struct {
-	Name         string // canonical spelling, unique in the kernel
+	Name   string // canonical spelling, unique in the kernel
+	NodeID string // of a device tool
+	// Limit is the capability's rate and concurrency. The kernel enforces it on unary
+	// tools; a streaming plugin charges it when it really opens a stream, since joining
+	// one costs the device nothing.
+	Limit *manifest.Limit
+	*ToolInfo
+}
+
+// ToolInfo describes a tool. It is read only once its plugin is loaded.
+type ToolInfo struct {
 	Title        string
 	Description  string
 	InputSchema  json.RawMessage
 	OutputSchema json.RawMessage // nil: the tool has content only
 	SafetyClass  manifest.SafetyClass
 	Scope        string // what a caller must hold; never empty
-	NodeID       string // of a device tool
 	Streams      bool   // answers with a stream
-	// Inspects is set if a caller must also hold boards:inspect. It is no second scope for the
-	// memory of it.
+	// Inspects is set if a caller must also hold boards:inspect.
 	Inspects bool
 	// LogCalls offers each served call to Options.Log: ids, decision and code, never
 	// arguments or results (RFC-0005 §12). Plugins with domain events append those
-	// instead. The field is between other booleans to save memory: there is one Tool for
-	// each capability of each board.
+	// instead.
 	LogCalls bool
 	// Hints say what clients may assume of a tool without a SafetyClass. Of one with a class,
 	// the class says it.
@@ -77,10 +85,6 @@ type Tool struct {
 	// CheckArguments validates the arguments against InputSchema and returns them in their
 	// normal form. It runs before dispatch.
 	CheckArguments func(args []byte) ([]byte, error)
-	// Limit is the capability's rate and concurrency. The kernel enforces it on unary
-	// tools; a streaming plugin charges it when it really opens a stream, since joining
-	// one costs the device nothing.
-	Limit *manifest.Limit
 	// CheckResult, when set, validates the structured answer against OutputSchema. An
 	// answer that breaks it is a fault of the plugin. nil: the plugin is trusted.
 	CheckResult func(structured []byte) error
@@ -327,7 +331,7 @@ func checkManifest(m *Manifest) error {
 	isDevice := strings.HasPrefix(m.Name, devicePrefix)
 	seen := make(map[string]bool, len(m.Tools)+len(m.Resources))
 	for _, t := range m.Tools {
-		if t.Name == "" || t.Scope == "" || seen[t.Name] {
+		if t.Name == "" || t.ToolInfo == nil || t.Scope == "" || seen[t.Name] {
 			return errors.New("every tool needs a unique name and a scope")
 		}
 		if t.Group >= numGroups {
@@ -353,10 +357,10 @@ func checkManifest(m *Manifest) error {
 func sameSurface(a, b *Manifest) bool {
 	return a.Tenant == b.Tenant && a.Unlisted == b.Unlisted &&
 		slices.EqualFunc(a.Tools, b.Tools, func(x, y *Tool) bool {
-			return x.Name == y.Name && x.Title == y.Title && x.Description == y.Description &&
+			return x.Name == y.Name && (x.ToolInfo == y.ToolInfo || x.Title == y.Title && x.Description == y.Description &&
 				x.SafetyClass == y.SafetyClass && x.Hints == y.Hints && x.Unlisted == y.Unlisted && x.Scope == y.Scope && x.Inspects == y.Inspects &&
 				x.Group == y.Group && string(x.InputSchema) == string(y.InputSchema) &&
-				string(x.OutputSchema) == string(y.OutputSchema)
+				string(x.OutputSchema) == string(y.OutputSchema))
 		}) &&
 		slices.EqualFunc(a.Resources, b.Resources, func(x, y *Resource) bool { return *x == *y })
 }

@@ -21,7 +21,7 @@ import (
 func TestLoadRefuses(t *testing.T) {
 	many := newPlugin("many", "", "x:y")
 	for i := range kernel.MaxToolsPerPlugin {
-		many.m.Tools = append(many.m.Tools, &kernel.Tool{Name: fmt.Sprint("many.", i), Scope: "x:y"})
+		many.m.Tools = append(many.m.Tools, &kernel.Tool{Name: fmt.Sprint("many.", i), ToolInfo: &kernel.ToolInfo{Scope: "x:y"}})
 	}
 	twice := newPlugin("twice", "", "x:y")
 	twice.m.Tools = append(twice.m.Tools, twice.m.Tools[0])
@@ -39,7 +39,7 @@ func TestLoadRefuses(t *testing.T) {
 		{"no manifest", &plugin{}, nil},
 		{"no name", &plugin{m: &kernel.Manifest{}}, nil},
 		{"a name that is taken", newPlugin("base", "", "x:y"), kernel.ErrAlreadyLoaded},
-		{"a tool without a name", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Scope: "x:y"}}}}, nil},
+		{"a tool without a name", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}}}}, nil},
 		{"a tool without a scope", &plugin{m: &kernel.Manifest{Name: "p", Tools: []*kernel.Tool{{Name: "p.do"}}}}, nil},
 		{"a resource without a scope", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{URI: "p://all"}}}}, nil},
 		{"a resource without a URI", &plugin{m: &kernel.Manifest{Name: "p", Resources: []*kernel.Resource{{Scope: "x:y"}}}}, nil},

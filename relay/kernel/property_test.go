@@ -43,7 +43,7 @@ var (
 func (m *machine) draw(t *rapid.T) *plugin {
 	p := &plugin{m: &kernel.Manifest{Name: names.Draw(t, "name"), Version: "1.0.0", Tenant: tenants.Draw(t, "tenant"), Inline: rapid.Bool().Draw(t, "inline")}}
 	for _, n := range rapid.SliceOfN(rapid.IntRange(0, 5), 0, 4).Draw(t, "tools") {
-		p.m.Tools = append(p.m.Tools, &kernel.Tool{Name: fmt.Sprintf("t%d.do", n), Scope: "x:y"})
+		p.m.Tools = append(p.m.Tools, &kernel.Tool{Name: fmt.Sprintf("t%d.do", n), ToolInfo: &kernel.ToolInfo{Scope: "x:y"}})
 	}
 	return p
 }

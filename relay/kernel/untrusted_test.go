@@ -17,10 +17,10 @@ type wordy struct {
 }
 
 func (p *wordy) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "wordy", Version: "1.0.0", Inline: true, Untrusted: p.untrusted, Tools: []*kernel.Tool{{
-		Name: "wordy.say", Title: "Say", Description: "Says it.", InputSchema: json.RawMessage(`{"type":"object"}`),
+	return &kernel.Manifest{Name: "wordy", Version: "1.0.0", Inline: true, Untrusted: p.untrusted, Tools: []*kernel.Tool{{Name: "wordy.say", ToolInfo: &kernel.ToolInfo{
+		Title: "Say", Description: "Says it.", InputSchema: json.RawMessage(`{"type":"object"}`),
 		SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList,
-	}}}
+	}}}}
 }
 
 func (p *wordy) Call(context.Context, *kernel.Request) (*kernel.Result, error) { return &p.res, nil }

@@ -27,7 +27,7 @@ func (s *slow) Manifest() *kernel.Manifest {
 	if s.node != "" {
 		m.Name = "device:" + s.node
 	}
-	m.Tools = []*kernel.Tool{{Name: s.name, Description: "Waits.", NodeID: s.node, SafetyClass: s.class, Scope: manifest.ScopeCallReadOnly}}
+	m.Tools = []*kernel.Tool{{Name: s.name, NodeID: s.node, ToolInfo: &kernel.ToolInfo{Description: "Waits.", SafetyClass: s.class, Scope: manifest.ScopeCallReadOnly}}}
 	return m
 }
 

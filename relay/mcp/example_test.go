@@ -17,9 +17,9 @@ import (
 type hello struct{}
 
 func (hello) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "hello", Version: "1.0.0", Tools: []*kernel.Tool{{
-		Name: "hello.say", Description: "Says hello.", Scope: "tools:call:read_only", OutputSchema: json.RawMessage(`{"type":"object"}`),
-	}}}
+	return &kernel.Manifest{Name: "hello", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "hello.say", ToolInfo: &kernel.ToolInfo{
+		Description: "Says hello.", Scope: "tools:call:read_only", OutputSchema: json.RawMessage(`{"type":"object"}`),
+	}}}}
 }
 
 func (hello) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error) {

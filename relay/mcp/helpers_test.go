@@ -304,16 +304,16 @@ func newBoard(tenant, node string) *board {
 	b := &board{node: node, streams: make(chan *frames, 8), changed: make(chan struct{}, 16)}
 	object := json.RawMessage(`{"type":"object"}`)
 	tool := func(name, title string, streams bool) *kernel.Tool {
-		return &kernel.Tool{
-			Name: strings.Replace(name, "NODE", node, 1), Title: title, Description: title + ".", InputSchema: object, OutputSchema: object,
-			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeCallReadOnly, NodeID: node, Streams: streams,
+		return &kernel.Tool{Name: strings.Replace(name, "NODE", node, 1), NodeID: node, ToolInfo: &kernel.ToolInfo{
+			Title: title, Description: title + ".", InputSchema: object, OutputSchema: object,
+			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeCallReadOnly, Streams: streams,
 			CheckArguments: func(args []byte) ([]byte, error) {
 				if bytes.Contains(args, []byte("bad")) {
 					return nil, manifest.E(manifest.ManifestInvalid, "the arguments do not fit the tool's schema")
 				}
 				return args, nil
 			},
-		}
+		}}
 	}
 	b.m = &kernel.Manifest{
 		Name: "device:" + node, Version: "1.0.0", Tenant: tenant,

@@ -133,7 +133,7 @@ func (d *dotted) Manifest() *kernel.Manifest {
 		names = append(names, "tickets.close")
 	}
 	for _, n := range names {
-		m.Tools = append(m.Tools, &kernel.Tool{Name: n, Description: "d", Scope: manifest.ScopeCallReadOnly})
+		m.Tools = append(m.Tools, &kernel.Tool{Name: n, ToolInfo: &kernel.ToolInfo{Description: "d", Scope: manifest.ScopeCallReadOnly}})
 	}
 	return m
 }
@@ -223,9 +223,9 @@ func TestHints(t *testing.T) {
 	b.m.Name = "hints"
 	b.m.Tools = nil
 	for name, h := range map[string]kernel.Hints{"hints.none": 0, "hints.adds": kernel.HintSafe | kernel.HintLocal, "hints.sets": kernel.HintIdempotent | kernel.HintLocal} {
-		b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: name, Scope: manifest.ScopeToolsList, Hints: h})
+		b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: name, ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeToolsList, Hints: h}})
 	}
-	b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: "hints.hidden", Scope: manifest.ScopeToolsList, Unlisted: true})
+	b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: "hints.hidden", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeToolsList, Unlisted: true}})
 	e.load(b)
 	_, list := e.modern("tools/list", "", "", nil)
 	got := map[string]any{}

@@ -142,7 +142,7 @@ func TestSessionSurvivesRestart(t *testing.T) {
 type sessionPlugin struct{}
 
 func (sessionPlugin) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "session", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "session.look", Description: "Looks.", Scope: manifest.ScopeCallReadOnly}}}
+	return &kernel.Manifest{Name: "session", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "session.look", ToolInfo: &kernel.ToolInfo{Description: "Looks.", Scope: manifest.ScopeCallReadOnly}}}}
 }
 
 func (sessionPlugin) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error) {

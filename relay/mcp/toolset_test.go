@@ -24,7 +24,7 @@ type grouped struct {
 func (g *grouped) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: g.name, Version: "1.0.0", Tenant: g.tenant, Inline: true}
 	for _, name := range g.tools {
-		m.Tools = append(m.Tools, &kernel.Tool{Name: name, Scope: g.scope, SafetyClass: manifest.ReadOnly, Group: g.group})
+		m.Tools = append(m.Tools, &kernel.Tool{Name: name, ToolInfo: &kernel.ToolInfo{Scope: g.scope, SafetyClass: manifest.ReadOnly, Group: g.group}})
 	}
 	return m
 }
@@ -37,9 +37,9 @@ func (g *grouped) Call(context.Context, *kernel.Request) (*kernel.Result, error)
 // of which one has the tools of a scope that the caller lacks.
 func loadToolsets(e *env) {
 	b := newBoard("default", nodeA)
-	more := *b.m.Tools[0]
-	more.Name, more.Group = "sysinfo."+nodeA+".info.get", kernel.GroupBoards
-	b.m.Tools = append(b.m.Tools, &more)
+	info := *b.m.Tools[0].ToolInfo
+	info.Group = kernel.GroupBoards
+	b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: "sysinfo." + nodeA + ".info.get", NodeID: nodeA, ToolInfo: &info})
 	for _, t := range b.m.Tools[:3] {
 		t.Group = kernel.GroupBoard
 	}

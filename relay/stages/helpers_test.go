@@ -36,7 +36,7 @@ type plugin struct {
 
 func (p *plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: p.name, Version: "1.0.0", Inline: true,
-		Tools:     []*kernel.Tool{{Name: p.name + ".do", Scope: "x:y"}, {Name: p.name + ".other", Scope: "x:y"}},
+		Tools:     []*kernel.Tool{{Name: p.name + ".do", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}, {Name: p.name + ".other", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}},
 		Resources: []*kernel.Resource{{URI: "mcp://" + p.name + "/all.json", Scope: "x:y", MIME: "application/json"}}}
 }
 
@@ -156,7 +156,7 @@ func (d *device) stream() string { return "sys." + d.node + ".metrics.subscribe"
 
 func (d *device) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: "device:" + d.node, Version: "1.0.0", Tenant: "a", Tools: []*kernel.Tool{
-		{Name: d.tool(), Scope: "x:y", NodeID: d.node}, {Name: d.stream(), Scope: "x:y", NodeID: d.node, Streams: true}}}
+		{Name: d.tool(), NodeID: d.node, ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}, {Name: d.stream(), NodeID: d.node, ToolInfo: &kernel.ToolInfo{Scope: "x:y", Streams: true}}}}
 }
 
 func (d *device) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error) {

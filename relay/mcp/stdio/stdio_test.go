@@ -24,8 +24,8 @@ import (
 type testPlugin struct{ version string }
 
 func (p *testPlugin) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "toy", Version: "1.0.0", Tools: []*kernel.Tool{{
-		Name: "toy.say", Description: p.version, InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}},
+	return &kernel.Manifest{Name: "toy", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "toy.say", ToolInfo: &kernel.ToolInfo{
+		Description: p.version, InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}},
 		Resources: []*kernel.Resource{{URI: "mcp://toy/a.json", Name: "a", Scope: manifest.ScopeCallReadOnly, Watchable: true}}}
 }
 
@@ -307,8 +307,8 @@ func TestSessionlessEra(t *testing.T) {
 type other struct{ testPlugin }
 
 func (p *other) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "other", Version: "1.0.0", Tools: []*kernel.Tool{{
-		Name: "other.say", InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}}
+	return &kernel.Manifest{Name: "other", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "other.say", ToolInfo: &kernel.ToolInfo{
+		InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}}}
 }
 
 func TestErrors(t *testing.T) {

@@ -83,7 +83,7 @@ type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.
 // a server does with odd arguments.
 func (f *fixture) tool() *kernel.Tool {
 	in := cmp.Or(f.input, `{"type":"object"}`)
-	return &kernel.Tool{Name: f.name, Description: f.about, InputSchema: json.RawMessage(in), Scope: scope}
+	return &kernel.Tool{Name: f.name, ToolInfo: &kernel.ToolInfo{Description: f.about, InputSchema: json.RawMessage(in), Scope: scope}}
 }
 
 // Call implements kernel.Plugin. test_transient_tool has no entry in tools, so it gets the

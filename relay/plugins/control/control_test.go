@@ -349,7 +349,7 @@ func TestAdminOnly(t *testing.T) {
 type blockingPlugin struct{ block chan struct{} }
 
 func (blockingPlugin) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: "simple", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "simple.do", Scope: manifest.ScopeCallReadOnly}}}
+	return &kernel.Manifest{Name: "simple", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "simple.do", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeCallReadOnly}}}}
 }
 
 func (s blockingPlugin) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {

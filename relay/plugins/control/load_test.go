@@ -68,7 +68,7 @@ func TestPluginPages(t *testing.T) {
 type emptyPlugin struct{ name string }
 
 func (n *emptyPlugin) Manifest() *kernel.Manifest {
-	return &kernel.Manifest{Name: n.name, Version: "1.0.0", Tools: []*kernel.Tool{{Name: n.name + ".do", Scope: "x:y"}}}
+	return &kernel.Manifest{Name: n.name, Version: "1.0.0", Tools: []*kernel.Tool{{Name: n.name + ".do", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}}}
 }
 
 func (n *emptyPlugin) Call(context.Context, *kernel.Request) (*kernel.Result, error) {

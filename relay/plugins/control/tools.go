@@ -49,7 +49,7 @@ const (
 // newTool makes a tool. rules are further members of its input schema, output the
 // properties of its output schema.
 func newTool(name, title, description string, hints kernel.Hints, in arguments.Object, rules, output string, run runFunc) tool {
-	t := &kernel.Tool{Name: name, Title: title, Description: description, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
+	t := &kernel.Tool{Name: name, ToolInfo: &kernel.ToolInfo{Title: title, Description: description, Scope: manifest.ScopeKernelAdmin, InputSchema: inputSchema(in, rules),
 		OutputSchema: json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: func(raw []byte) ([]byte, error) {
 			out, err := in.Check(raw)
@@ -57,7 +57,7 @@ func newTool(name, title, description string, hints kernel.Hints, in arguments.O
 				err = checkNameOrOrder(out)
 			}
 			return out, err
-		}}
+		}}}
 	if t.Hints = hints | kernel.HintLocal; hints == reads {
 		t.SafetyClass = manifest.ReadOnly
 	}

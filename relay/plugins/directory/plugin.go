@@ -121,11 +121,11 @@ type query struct {
 func (p *Plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{
 		Name: "directory", Version: "1.0.0", Inline: true, Untrusted: true,
-		Tools: []*kernel.Tool{{
-			Name: Tool, Title: "List devices and agents", Description: "The devices and agents of your tenant, page by page: who is online and when each gave its last sign of life.",
+		Tools: []*kernel.Tool{{Name: Tool, ToolInfo: &kernel.ToolInfo{
+			Title: "List devices and agents", Description: "The devices and agents of your tenant, page by page: who is online and when each gave its last sign of life.",
 			InputSchema: input.Schema(), OutputSchema: json.RawMessage(output), CheckArguments: input.Check,
 			SafetyClass: manifest.ReadOnly, Scope: manifest.ScopeToolsList,
-		}},
+		}}},
 		Resources: []*kernel.Resource{{
 			URI: URI, Name: "agents/directory", Title: "Devices and agents", MIME: "application/json", Scope: manifest.ScopeToolsList, Watchable: true,
 			Description: "The devices and agents of your tenant, online and offline. Subscribe to hear who comes and goes.",

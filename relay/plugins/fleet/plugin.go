@@ -93,10 +93,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 func (p *Plugin) Manifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true, Untrusted: true}
 	for _, t := range tools() {
-		m.Tools = append(m.Tools, &kernel.Tool{
-			Name: t.name, Title: t.title, Description: t.description, InputSchema: t.input.Schema(), CheckArguments: t.input.Check,
+		m.Tools = append(m.Tools, &kernel.Tool{Name: t.name, ToolInfo: &kernel.ToolInfo{
+			Title: t.title, Description: t.description, InputSchema: t.input.Schema(), CheckArguments: t.input.Check,
 			SafetyClass: manifest.ReadOnly, Scope: t.scope, Streams: t.streams, MayStream: t.mayStream, Group: kernel.GroupFleet,
-		})
+		}})
 	}
 	return m
 }

@@ -161,10 +161,10 @@ func parse(data []byte) (*kernel.Manifest, DeclaredSandbox, error) {
 func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {
 	m := &kernel.Manifest{Name: p.Name, Version: p.Version, Tenant: tenant}
 	for _, t := range p.Tools {
-		m.Tools = append(m.Tools, &kernel.Tool{
-			Name: t.Name, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
+		m.Tools = append(m.Tools, &kernel.Tool{Name: t.Name, ToolInfo: &kernel.ToolInfo{
+			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
 			Scope: p.scope(t.Capability, len(p.Capabilities)-1),
-		})
+		}})
 	}
 	for _, r := range p.Resources {
 		m.Resources = append(m.Resources, &kernel.Resource{

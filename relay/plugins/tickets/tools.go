@@ -143,9 +143,9 @@ func words[T ~string](set []T) (list []string) {
 
 // newTool makes a tool. output are the properties of its output schema besides error.
 func newTool(verb, title, about, scope string, args arguments.Object, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
-	t := &kernel.Tool{Name: "tickets." + verb, Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
+	t := &kernel.Tool{Name: "tickets." + verb, ToolInfo: &kernel.ToolInfo{Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
 		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
-		CheckArguments: args.Check}
+		CheckArguments: args.Check}}
 	switch {
 	case scope == manifest.ScopeTicketsRead:
 		t.SafetyClass = manifest.ReadOnly
