@@ -22,7 +22,7 @@
 // A plugin is trusted with its own tools and nothing else. Its panics, its silence and
 // answers that break its schema are faults: they end the call with an error, and repeated
 // faults open the plugin's breaker (see breaker.go for its states). Devices and the
-// control plane have no breaker.
+// control plane have no breaker; that of a plugin that forwards calls counts only panics.
 //
 // # Locks
 //

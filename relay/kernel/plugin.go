@@ -34,6 +34,10 @@ type Manifest struct {
 	// Unlisted tools and resources can be used by who knows their names, but are in no list:
 	// those of a device that may be back in a moment.
 	Unlisted bool
+	// Forwards is set if the tools end in calls of other plugins, whose errors and timeouts then say
+	// nothing about this one: only panics open its breaker. Otherwise one bad board could take these
+	// tools from every tenant.
+	Forwards bool
 	// Untrusted plugins answer with text that boards or callers wrote, see
 	// Request.MarkUntrusted.
 	Untrusted bool

@@ -78,6 +78,9 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 	}
 	k.total.inFlight.Add(-1)
 	fault := k.count(ctx, l, err)
+	if fault != nil && l.manifest.Forwards && !errors.Is(fault, errPanic) {
+		fault = context.Canceled
+	}
 	switch {
 	case finish != nil:
 		finish(fault)

@@ -269,6 +269,33 @@ func TestWithoutBreaker(t *testing.T) {
 	}
 }
 
+// The errors and timeouts of a plugin that forwards calls are those of other plugins: they do not open
+// its breaker. Its own panics do.
+func TestForwardingPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		k := kernel.New(kernel.Options{})
+		p := faultyPlugin()
+		p.m.Forwards, p.m.Inline = true, true
+		load(t, k, p)
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { return nil, errors.New("x") }
+		for range 20 {
+			wantCode(t, "an error", callFaulty(k), manifest.Internal, "internal")
+		}
+		p.call = func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		for range 20 {
+			wantCode(t, "a timeout", callFaulty(k), manifest.DeadlineExceeded, "gateway_deadline")
+		}
+		p.call = func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("broken") }
+		for range 5 {
+			wantCode(t, "a panic", callFaulty(k), manifest.Internal, "panic")
+		}
+		wantCode(t, "then", callFaulty(k), manifest.Internal, "breaker")
+	})
+}
+
 // Reads are supervised as calls are.
 func TestReadsAreSupervised(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

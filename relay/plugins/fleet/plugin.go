@@ -22,6 +22,10 @@ import (
 	"agentctl/relay/plugins/arguments"
 )
 
+// maxCalls bounds the calls in flight of all tenants. It is more than other plugins have, because a
+// call of a board that does not answer takes seconds, and boards have limits of their own.
+const maxCalls = 1024
+
 // Name is the plugin's name.
 const Name = "fleet"
 
@@ -91,7 +95,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
-	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true, Untrusted: true}
+	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true, Forwards: true, Untrusted: true, MaxConcurrency: maxCalls}
 	for _, t := range tools() {
 		m.Tools = append(m.Tools, &kernel.Tool{Name: t.name, ToolInfo: &kernel.ToolInfo{
 			Title: t.title, Description: t.description, InputSchema: t.input.Schema(), CheckArguments: t.input.Check,
