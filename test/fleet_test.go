@@ -19,6 +19,7 @@ import (
 	"agentctl/prober"
 	"agentctl/relay"
 	"agentctl/relay/auth"
+	"agentctl/transport/link"
 )
 
 // mockFleet links n simulated boards, named board-1 and so on by themselves, and waits until the
@@ -121,6 +122,47 @@ func TestToolsetSize(t *testing.T) {
 			t.Errorf("%s %q: %+v", tool.Name, tool.Title, tool.Annotations)
 		}
 	}
+}
+
+// A board that answers wrongly, or not at all, takes the tools from nobody, and an error names tools as
+// the caller's list spells them.
+func TestFleetWithBadBoard(t *testing.T) {
+	bubble(t, func(t *testing.T, r *testRelay) {
+		d := r.device(mockOptions{script: func(m *mockDevice) func(id string, c link.Cmd) {
+			return func(id string, c link.Cmd) {
+				if strings.HasSuffix(c.Tool, ".snapshot") {
+					m.result(id, `{"wrong":1}`)
+				}
+			}
+		}})
+		c := r.mcp(r.agent, "2026-07-28", fleetQuery)
+		for i := range 30 {
+			time.Sleep(time.Second) // virtual: the board's rate limits are not the question
+			tool, want := "snapshot", `"reason":"bad_result"`
+			if i%3 == 0 {
+				tool, want = "history", "" // it has none
+			}
+			if i >= 24 {
+				tool, want = "echo", "E_DEADLINE_EXCEEDED"
+			}
+			args := map[string]any{"board": d.node, "tool": tool}
+			if tool == "echo" {
+				args["arguments"] = map[string]any{"message": "x"}
+			}
+			if res := c.call("fleet_call", args, nil); !res.IsError || !strings.Contains(structured(t, res), want) {
+				t.Fatalf("call %d of %s: %s", i, tool, structured(t, res))
+			}
+		}
+		if out := c.find(nil); out.Matched != 1 {
+			t.Errorf("fleet_find: %+v", out)
+		}
+		if got := structured(t, c.call("fleet_describe", map[string]any{"board": "nope"}, nil)); !strings.Contains(got, "fleet_find lists your boards") {
+			t.Errorf("names=flat: %s", got)
+		}
+		if got := structured(t, r.mcp(r.agent, "2026-07-28", "?toolset=fleet").call("fleet.describe", map[string]any{"board": "nope"}, nil)); !strings.Contains(got, "fleet.find lists your boards") {
+			t.Errorf("names with dots: %s", got)
+		}
+	}, func(o *relay.Options) { o.DisabledPlugins = nil })
 }
 
 // TestFleet works with many boards over links, through /mcp: 1,000 in `make test-slow`.

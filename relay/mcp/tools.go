@@ -170,6 +170,14 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 	return m
 }
 
+// flattenNames gives the tools that a message names the spelling that they have in the caller's list.
+func (t *tenant) flattenNames(c *kernel.Caller, message string) string {
+	for flat, name := range t.flatNames(c) {
+		message = strings.ReplaceAll(message, name, flat)
+	}
+	return message
+}
+
 // dropFlatNames drops the map of flat names when the list of tools has changed. The
 // generation keeps a map that was being built meanwhile from being stored.
 func (t *tenant) dropFlatNames() {
@@ -330,6 +338,11 @@ func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, erro
 // renderError renders an error of the relay as a tool's result: the envelope that every
 // HTTP answer has, as text and as structured content.
 func (t *tenant) renderError(x *exchange, e *manifest.Error, trace string) sdk.Result {
+	if x.flatNames && strings.Contains(e.Message, ".") {
+		c := *e // plugins return shared errors
+		c.Message = t.flattenNames(x.caller, e.Message)
+		e = &c
+	}
 	body := edge.AppendError(nil, e, trace)
 	b := newObject(384 + 3*len(body))
 	b.key("content")
