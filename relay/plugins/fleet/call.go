@@ -20,7 +20,7 @@ var callTool = tool{
 	description: "Call one tool of one board, as fleet.describe lists them, such as snapshot, services or journal.",
 	input: arguments.Object{
 		boardField,
-		{Name: "tool", Type: arguments.String, Min: 1, Max: maxToolName, Required: true},
+		{Name: "tool", Type: arguments.String, Min: 1, Max: maxToolName, Required: true, Example: "snapshot"},
 		{Name: "arguments", Type: arguments.Map, Description: "of that tool"},
 	},
 	call: func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
@@ -29,7 +29,7 @@ var callTool = tool{
 }
 
 // boardField is the argument that names one board.
-var boardField = arguments.Field{Name: "board", Type: arguments.String, Min: 1, Max: 64, Required: true, Description: "name, id or start of an id"}
+var boardField = arguments.Field{Name: "board", Type: arguments.String, Min: 1, Max: 64, Required: true, Description: "name, id or start of an id", Example: "attic"}
 
 // callOne calls a tool of a board as the caller, and answers as that tool does. Over MCP a stream is
 // bounded as it is without this tool; plain HTTP has no stream of a plugin's tool.

@@ -178,16 +178,20 @@ func (p *Plugin) eventQuery(tenant string, args *eventsArguments) (EventQuery, e
 		q.Aggregates = append(p.opt.Events.TicketsAbout(tenant, b.ID, maxEventTickets), b.ID)
 	}
 	if args.Since != "" {
-		since, err := parseMoment("since", args.Since, p.opt.Now())
+		now := p.opt.Now()
+		since, err := parseMoment("since", args.Since, now)
 		if err != nil {
 			return q, err
+		}
+		if since.After(now) {
+			return q, errNotPast("since", now)
 		}
 		q.SinceMS = since.UnixMilli()
 	}
 	position, err := readCursor(args.Cursor)
 	if err == nil && position != "" {
 		if q.Before, err = strconv.ParseUint(position, 10, 63); err != nil || q.Before == 0 {
-			err = arguments.Invalid("argument cursor: not one of this tool's; leave it out to start again")
+			err = errCursor
 		}
 	}
 	return q, err

@@ -190,6 +190,7 @@ func TestEventsRefused(t *testing.T) {
 	for args, want := range map[string]string{
 		`{"topics":["kernel"]}`:  "argument topics: must be alert, presence, ticket or join; for example",
 		`{"since":"yesterday"}`:  "argument since: not a time",
+		`{"since":"2999-01-01"}`: "argument since: not in the past",
 		`{"cursor":"!"}`:         "argument cursor: not one of this tool's",
 		`{"cursor":"MA"}`:        "argument cursor: not one of this tool's",
 		`{"limit":101}`:          "argument limit: out of range 1..100",

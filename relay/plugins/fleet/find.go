@@ -28,10 +28,10 @@ var findTool = tool{
 	name: "fleet.find", title: "Find boards", scope: manifest.ScopeToolsList,
 	description: "Find boards by name, tag, status or present figures: who they are, online or not, how they do. Start here. Without arguments: all boards.",
 	input: arguments.Object{
-		{Name: "text", Type: arguments.String, Min: 1, Max: 100, Description: "part of name, id, tag or description"},
-		{Name: "tag", Type: arguments.String, Min: 1, Max: 32, Pattern: tagPattern},
+		{Name: "text", Type: arguments.String, Min: 1, Max: 100, Description: "part of name, id, tag or description", Example: "attic"},
+		{Name: "tag", Type: arguments.String, Min: 1, Max: 32, Pattern: tagPattern, Form: "a tag: a-z, 0-9 and -", Example: "lab"},
 		{Name: "status", Type: arguments.String, Enum: []string{string(Online), string(Suspect), string(Offline)}},
-		{Name: "where", Type: arguments.String, Min: 1, Max: maxWhere, Description: "comparisons with and, or, (): cpu_pct > 80 and disk_pct > 90; keys: " + metricKeys()},
+		{Name: "where", Type: arguments.String, Min: 1, Max: maxWhere, Description: "comparisons with and, or, (): cpu_pct > 80 and disk_pct > 90; keys: " + metricKeys(), Example: "cpu_pct > 80 and disk_pct > 90"},
 		{Name: "limit", Type: arguments.Integer, Min: 1, Max: maxFound, Default: defaultFound},
 		{Name: "cursor", Type: arguments.String, Min: 1, Max: 200, Description: "next_cursor of the page before"},
 	},
@@ -83,6 +83,9 @@ func (p *Plugin) find(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 		return nil, err
 	}
 	after, err := readCursor(args.Cursor)
+	if err == nil && after != "" && !strings.Contains(after, " ") {
+		err = errCursor // of fleet.events, which would give the first page again
+	}
 	if err != nil {
 		return nil, err
 	}

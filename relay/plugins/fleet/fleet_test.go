@@ -189,18 +189,18 @@ func TestFindSelects(t *testing.T) {
 		{ID: boardID(3), Name: "proposed", Status: Suspect, CloneSuspected: true},
 	}
 	for args, want := range map[string]string{
-		`{}`:                                   "attic cellar proposed",
-		`{"text":"ATT"}`:                       "attic",
-		`{"text":"boiler"}`:                    "cellar",
-		`{"text":"roof"}`:                      "attic",
-		`{"text":"1b0003"}`:                    "proposed",
-		`{"tag":"pi"}`:                         "attic cellar",
-		`{"tag":"p"}`:                          "",
-		`{"tag":"pi","status":"offline"}`:      "cellar",
-		`{"status":"suspect"}`:                 "proposed",
-		`{"text":"theirs"}`:                    "",
-		`{"limit":1}`:                          "attic",
-		`{"cursor":"` + makeCursor("b") + `"}`: "cellar proposed",
+		`{}`:                                     "attic cellar proposed",
+		`{"text":"ATT"}`:                         "attic",
+		`{"text":"boiler"}`:                      "cellar",
+		`{"text":"roof"}`:                        "attic",
+		`{"text":"1b0003"}`:                      "proposed",
+		`{"tag":"pi"}`:                           "attic cellar",
+		`{"tag":"p"}`:                            "",
+		`{"tag":"pi","status":"offline"}`:        "cellar",
+		`{"status":"suspect"}`:                   "proposed",
+		`{"text":"theirs"}`:                      "",
+		`{"limit":1}`:                            "attic",
+		`{"cursor":"` + makeCursor("b x") + `"}`: "cellar proposed",
 	} {
 		data, err := run(t, p, reader, "fleet.find", args)
 		var names []string
@@ -215,8 +215,38 @@ func TestFindSelects(t *testing.T) {
 	if b := found(t, data, err).Boards[0]; b.NameSet == nil || *b.NameSet || !b.Clone {
 		t.Errorf("a proposed name, a suspected clone: %s", data)
 	}
-	for _, args := range []string{`{"cursor":"!"}`, `{"where":"cpu_pct"}`, `{"status":"up"}`, `{"limit":0}`, `{"tags":"pi"}`} {
+	for _, args := range []string{`{"cursor":"!"}`, `{"cursor":"` + makeCursor("7353845376603110") + `"}`, `{"where":"cpu_pct"}`, `{"status":"up"}`, `{"limit":0}`, `{"tags":"pi"}`} {
 		if _, err := run(t, p, reader, "fleet.find", args); manifest.AsError(err).Code != manifest.ManifestInvalid {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+// An error about an argument has an example, and a pattern is said in words.
+func TestArgumentErrorsHaveExamples(t *testing.T) {
+	_, p := newFleet(1)
+	for _, tool := range tools() {
+		for _, f := range tool.input {
+			if f.Name == "cursor" || f.Name == "arguments" {
+				continue // no value holds for every call
+			}
+			given := map[string]any{f.Name: struct{}{}}
+			for _, other := range tool.input {
+				if other.Required && other.Name != f.Name {
+					given[other.Name] = other.Example
+				}
+			}
+			args, _ := json.Marshal(given)
+			if _, err := run(t, p, reader, tool.name, string(args)); !strings.Contains(fmt.Sprint(err), `; for example {"`+f.Name+`":`) {
+				t.Errorf("%s %s: %v", tool.name, args, err)
+			}
+		}
+	}
+	for args, want := range map[string]string{
+		`{"metrics":["CPU"]}`: `must be keys of metrics in lower case, of a-z, 0-9 and _; for example {"metrics":["cpu_pct","temperature_c"]}`,
+		`{"boards":["*"]}`:    `must be names, ids, starts of ids, tag:T, status:online or all; for example {"boards":["attic","tag:lab"]}`,
+	} {
+		if _, err := run(t, p, reader, "fleet.query", args); !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v", args, err)
 		}
 	}

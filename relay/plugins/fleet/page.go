@@ -37,7 +37,10 @@ func makeCursor(position string) string {
 func readCursor(cursor string) (position string, err error) {
 	b, err := base64.RawURLEncoding.Strict().DecodeString(cursor)
 	if err != nil {
-		return "", arguments.Invalid("argument cursor: not one of this tool's; leave it out to start again")
+		return "", errCursor
 	}
 	return string(b), nil
 }
+
+// errCursor refuses a cursor that this tool has not given.
+var errCursor = arguments.Invalid("argument cursor: not one of this tool's; leave it out to start again")

@@ -55,6 +55,17 @@ var (
 	keyPattern      = lazyregexp.New(`^[a-z0-9_]{1,32}$`)
 )
 
+// What selectors and keys of metrics look like, for errors.
+const (
+	selectorForm = "names, ids, starts of ids, tag:T, status:online or all"
+	keyForm      = "keys of metrics in lower case, of a-z, 0-9 and _"
+)
+
+var (
+	selectorExample = []string{"attic", "tag:lab"}
+	keyExample      = []string{"cpu_pct", "temperature_c"}
+)
+
 // queryArguments are those of fleet.query.
 type queryArguments struct {
 	Boards    []string `json:"boards"`
@@ -68,17 +79,17 @@ type queryArguments struct {
 }
 
 var queryInput = arguments.Object{
-	{Name: "boards", Type: arguments.Array, Min: 1, Max: 64, Pattern: selectorPattern,
+	{Name: "boards", Type: arguments.Array, Min: 1, Max: 64, Pattern: selectorPattern, Form: selectorForm, Example: selectorExample,
 		Description: "names, ids, id prefixes, tag:T, status:online or all (default)"},
-	{Name: "metrics", Type: arguments.Array, Min: 1, Max: maxQueryMetrics, Pattern: keyPattern,
+	{Name: "metrics", Type: arguments.Array, Min: 1, Max: maxQueryMetrics, Pattern: keyPattern, Form: keyForm, Example: keyExample,
 		Description: "cpu_pct, mem_pct, disk_pct, load_1m, temperature_c and others (an unknown one lists all); the first one ranks"},
-	{Name: "from", Type: arguments.String, Min: 1, Max: 40, Description: "24h (ago) or RFC 3339; left out: now"},
-	{Name: "to", Type: arguments.String, Min: 1, Max: 40, Description: "as from; default now"},
-	{Name: "step", Type: arguments.String, Min: 1, Max: 20, Description: "also the fleet's values over time, e.g. 1h"},
+	{Name: "from", Type: arguments.String, Min: 1, Max: 40, Description: "24h (ago) or RFC 3339; left out: now", Example: "24h"},
+	{Name: "to", Type: arguments.String, Min: 1, Max: 40, Description: "as from; default now", Example: "1h"},
+	{Name: "step", Type: arguments.String, Min: 1, Max: 20, Description: "also the fleet's values over time, e.g. 1h", Example: "1h"},
 	{Name: "aggregate", Type: arguments.String, Enum: []string{aggregateMean, aggregateMin, aggregateMax, aggregateLast}, Default: aggregateMean,
 		Description: "of each board's values since from"},
 	{Name: "group_by", Type: arguments.String, Enum: []string{groupByTag, groupByStatus, groupByModel}, Description: "figures by group"},
-	{Name: "top", Type: arguments.Integer, Min: -maxTop, Max: maxTop, Description: "name the N highest boards and since when; negative: lowest"},
+	{Name: "top", Type: arguments.Integer, Min: -maxTop, Max: maxTop, Description: "name the N highest boards and since when; negative: lowest", Example: 3},
 }
 
 // queryPlan is a query whose arguments were checked.
@@ -124,7 +135,7 @@ func newQueryPlan(a *queryArguments, now time.Time) (*queryPlan, error) {
 	q.from, q.to = q.from.Truncate(time.Millisecond), q.to.Truncate(time.Millisecond)
 	switch window := q.to.Sub(q.from); {
 	case !q.from.Before(now):
-		return nil, arguments.Invalid("argument from: not in the past; now is %s", now.UTC().Format(time.RFC3339))
+		return nil, errNotPast("from", now)
 	case window < minQueryWindow:
 		return nil, arguments.Invalid("arguments from and to: from must be 10 s or more before to, which is now if it is left out or in the future")
 	case window > maxQueryWindow:
@@ -228,6 +239,11 @@ func parseMoment(argument, s string, now time.Time) (time.Time, error) {
 		return time.UnixMilli(ms), nil
 	}
 	return time.Time{}, arguments.Invalid("argument %s: not a time; give a duration before now such as 90m, 24h or 7d, or a time such as %s", argument, now.UTC().Add(-time.Hour).Format(time.RFC3339))
+}
+
+// errNotPast refuses a time at which nothing can have happened yet.
+func errNotPast(argument string, now time.Time) error {
+	return arguments.Invalid("argument %s: not in the past; now is %s", argument, now.UTC().Format(time.RFC3339))
 }
 
 // Prefixes of selectors, and the one for every board.

@@ -37,8 +37,8 @@ var watchTool = tool{
 	name: "fleet.watch", title: "Watch boards", scope: manifest.ScopeCallReadOnly, streams: true,
 	description: "Watch up to 20 boards for some seconds: min, mean, max, last and points of each metric.",
 	input: arguments.Object{
-		{Name: "boards", Type: arguments.Array, Min: 1, Max: maxWatched, Pattern: selectorPattern, Required: true, Description: "as in fleet.query"},
-		{Name: "metrics", Type: arguments.Array, Min: 1, Max: maxQueryMetrics, Pattern: keyPattern, Description: "as in fleet.query; default cpu_pct and mem_pct"},
+		{Name: "boards", Type: arguments.Array, Min: 1, Max: maxWatched, Pattern: selectorPattern, Form: selectorForm, Example: selectorExample, Required: true, Description: "as in fleet.query"},
+		{Name: "metrics", Type: arguments.Array, Min: 1, Max: maxQueryMetrics, Pattern: keyPattern, Form: keyForm, Example: keyExample, Description: "as in fleet.query; default cpu_pct and mem_pct"},
 		{Name: "seconds", Type: arguments.Integer, Min: minWatchSeconds, Max: maxWatchSeconds, Default: defWatchSeconds, Description: "how long"},
 	},
 	call: func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
@@ -169,7 +169,7 @@ func (w *watchStream) Close() {
 	<-w.done
 }
 
-// run watches until the time is over or ctx ends. Boards are watched in a goroutine each, since a slow
+// run watches until the time is over, ctx ends or no board is left. Boards are watched in a goroutine each, since a slow
 // one must not delay the others; run waits for all.
 func (w *watchStream) run(ctx context.Context) {
 	began := time.Now()
@@ -181,16 +181,21 @@ func (w *watchStream) run(ctx context.Context) {
 			wg.Go(func() { w.watchBoard(watching, b) })
 		}
 	}
+	watched := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(watched)
+	}()
 	report := time.NewTicker(watchReport)
 	defer report.Stop()
-	for watching.Err() == nil {
+	for isOver := false; !isOver; {
 		select {
-		case <-watching.Done():
+		case <-watched: // also earlier than asked for, when no board can be watched any more
+			isOver = true
 		case <-report.C:
 			w.publish(w.summarize(time.Since(began)), nil)
 		}
 	}
-	wg.Wait()
 	w.publish(w.summarize(time.Since(began)), io.EOF)
 }
 

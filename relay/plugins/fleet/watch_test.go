@@ -254,6 +254,26 @@ func TestWatchHostileBoards(t *testing.T) {
 	})
 }
 
+// A watch that has no board to watch, or none any more, does not wait for its time.
+func TestWatchEndsWithItsBoards(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newWatchedFleet(t, 2)
+		f.boards[0].Status = Offline
+		frames, took, err := f.watch(t, t.Context(), `{"boards":["board-00000"],"seconds":25}`)
+		if !errors.Is(err, io.EOF) || took > 0 || len(frames) != 1 || frames[0].Missing["offline"].N != 1 {
+			t.Errorf("an offline board: %v, %v: %+v", took, err, frames)
+		}
+		time.AfterFunc(3*time.Second, func() {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.streams[nodeID(1)].fail(&manifest.Error{Code: manifest.NodeOffline, Reason: "stream_end"})
+		})
+		if _, took, err = f.watch(t, t.Context(), `{"boards":["all"],"metrics":["cpu_pct"],"seconds":25}`); !errors.Is(err, io.EOF) || took != 3*time.Second {
+			t.Errorf("a board that went offline: %v, %v", took, err)
+		}
+	})
+}
+
 // A caller who leaves ends the watch at once.
 func TestWatchIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
