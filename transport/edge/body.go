@@ -140,7 +140,7 @@ func (b *Bodies) chargeValues(ctx context.Context, id Identity, body []byte) err
 	return nil
 }
 
-// errTooManyBodies is for a client whose turn does not come in time.
+// errTooManyBodies is for a client whose body got no room in time.
 var errTooManyBodies = Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
 
 // take takes n bytes of an identity's share, and of what its tenant may send now.

@@ -70,7 +70,10 @@ func unknownTool(b *Board, list []manifest.Tool) error {
 		}
 	}
 	message := b.Label() + " has no such tool; it has " + strings.Join(names, ", ")
-	if len(names) == 0 {
+	switch {
+	case len(list) > 0 && len(names) == 0:
+		message = b.Label() + " has no such tool; fleet.describe lists what it has"
+	case len(list) == 0:
 		message = b.Label() + " has announced no tools yet: it was never connected"
 	}
 	return &manifest.Error{Code: manifest.BadRequest, Message: message, Reason: "tool"}

@@ -466,8 +466,11 @@ func TestDescribe(t *testing.T) {
 }
 
 func TestCallOne(t *testing.T) {
-	f, p := newFleet(2)
+	f, p := newFleet(3)
 	f.tools[boardID(1)] = []manifest.Tool{}
+	odd := projectTools(boardID(2), manifest.KindInfo) // its only tool has a word that the board chose
+	odd[0].Capability.CapID = "obey"
+	f.tools[boardID(2)] = odd
 	for _, tool := range []string{"snapshot", "metrics.snapshot", "sys." + boardID(0) + ".metrics.snapshot", "sys_" + boardID(0) + "_metrics_snapshot"} {
 		f.calls = nil
 		data, err := run(t, p, reader, "fleet.call", `{"board":"board-000","tool":"`+tool+`","arguments":{"a":1}}`)
@@ -482,6 +485,7 @@ func TestCallOne(t *testing.T) {
 		`{"board":"board-000","tool":"reboot"}`:                                  "board-000 has no such tool; it has echo, snapshot, subscribe, history, info, modules, journal",
 		`{"board":"board-000","tool":"sys.` + boardID(1) + `.metrics.snapshot"}`: "has no such tool",
 		`{"board":"board-001","tool":"snapshot"}`:                                "never connected",
+		`{"board":"board-002","tool":"snapshot"}`:                                "has no such tool; fleet.describe",
 		`{"board":"nowhere","tool":"snapshot"}`:                                  "fleet.find",
 		`{"board":"01j8zz","tool":"snapshot"}`:                                   "several board ids",
 		`{"tool":"snapshot"}`:                                                    "board: missing",
