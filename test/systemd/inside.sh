@@ -192,10 +192,24 @@ check "the daemon's user reads the credential" is not-a-real-token "$(setpriv --
 check "others do not" exits 1 as stranger cat $credential
 
 say "# Upgrade"
+# Releases before had a dynamic user, and no helpers: their sockets become units that nobody knows.
+systemctl stop agentctl.socket agentctl
+mkdir -p /run/systemd/system/agentctl.service.d
+printf '[Service]\nUser=agentctl-device\n' > /run/systemd/system/agentctl.service.d/old.conf
+rm /usr/lib/systemd/system/agentctl-{journal,processes}{.socket,@.service}
+systemctl daemon-reload
+userdel agentctl-daemon
+systemctl start agentctl.socket agentctl
+old=$(proc Uid | cut -f 1)
+check "a daemon of an older release has a dynamic user ($old)" test "$old" -ge 61184 -a "$old" = "$(stat -c %u /var/lib/private/agentctl)"
+rm -r /run/systemd/system/agentctl.service.d
 sed -i 's/^base_interval_ms: 2000/#base_interval_ms: 1000/' /etc/agentctl/config.yaml # as it was installed
 poll_begin
 check "dpkg -i of the next release" dpkg -i --force-confdef agentctl_0.0.2_*.deb
 check "the new one runs" until_true 5 sh -c "agentctl status | grep -q 'v0.0.2'"
+check "as the static user, who owns the state" is "agentctl-daemon agentctl-daemon" \
+  "$(stat -c %U "/proc/$(main_pid)") $(find /var/lib/private/agentctl -printf '%u\n' | sort -u)"
+check "there are the helpers, who answer" sh -c "./client dial /run/agentctl-journal.sock && ./client dial /run/agentctl-processes.sock"
 poll_end "upgrade under a polling client"
 check "node id and settings are kept" is "$node wss://127.0.0.1:9" "$(status_of node_id) $(sed -n 's/^AGENTCTL_RELAY=//p' /etc/default/agentctl)"
 check "a settings file that was changed is kept" sh -c "! grep -q 'next release' /etc/default/agentctl && grep -q 'next release' /etc/default/agentctl.dpkg-dist"
