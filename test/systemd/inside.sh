@@ -303,6 +303,7 @@ check "turned on, its lines are read" until_true 10 says 'cannot open the store'
 check "without a new link" is "$links" "$(streams)"
 check "what looks like a secret is masked" silent 'hunter' ask box:journal unit=broken
 check "and only that" grep -q 'password=\[redacted\]' /tmp/says
+check "nothing says that it was read" silent 'Started [^"]*journal reader' ask box:journal limit=200
 check "by priority" silent 'cannot open' ask box:journal unit=broken priority=err
 check "and more urgent ones" grep -q 'giving up' /tmp/says
 check "by text, in either case" says 'giving up' ask box:journal text=GIVING
