@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -54,12 +55,19 @@ func (s *askSlots) leave(tenant string) {
 }
 
 // each calls ask with 0 to n-1 as slots become free, each with a context that ends after timeout, and
-// returns when all of these calls have. started is how many there were: fewer than n if ctx ended.
+// returns when all of these calls have. started is how many there were: fewer than n if ctx ended. A
+// panic of ask becomes one of each, which the kernel turns into an error: in a goroutine of its own
+// it would end the relay.
 func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.Duration, ask func(ctx context.Context, i int)) (started int) {
 	t := s.enter(tenant)
 	defer s.leave(tenant)
 	var wg sync.WaitGroup
-	defer wg.Wait()
+	var panicked atomic.Bool
+	defer func() {
+		if wg.Wait(); panicked.Load() {
+			panic("fleet: a call of a board panicked")
+		}
+	}()
 	for ; started < n && ctx.Err() == nil; started++ {
 		i, l := started, &askLease{slots: t}
 		select {
@@ -72,6 +80,11 @@ func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.
 			defer l.release()
 			ctx, cancel := context.WithTimeout(ctx, timeout)
 			defer cancel()
+			defer func() {
+				if recover() != nil {
+					panicked.Store(true)
+				}
+			}()
 			ask(ctx, i)
 		})
 	}

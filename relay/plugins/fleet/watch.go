@@ -83,7 +83,9 @@ func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 		defer close(w.done)
 		defer release()
 		defer unlink()
-		w.run(watching)
+		if err := withoutPanic(func() error { w.run(watching); return nil }); err != nil {
+			w.publish(nil, err)
+		}
 	}()
 	return &kernel.Result{Stream: w}, nil
 }
@@ -215,12 +217,23 @@ func (w *watchStream) publish(frame []byte, err error) {
 func (w *watchStream) watchBoard(ctx context.Context, b *watchedBoard) {
 	var wg sync.WaitGroup
 	if slices.ContainsFunc(w.metrics, func(m int) bool { return !metrics[m].isModule }) {
-		wg.Go(func() { b.failed(w.followFrames(ctx, b)) })
+		wg.Go(func() { b.failed(withoutPanic(func() error { return w.followFrames(ctx, b) })) })
 	}
 	if slices.ContainsFunc(w.metrics, func(m int) bool { return metrics[m].isModule }) {
-		wg.Go(func() { b.failed(w.pollModules(ctx, b)) })
+		wg.Go(func() { b.failed(withoutPanic(func() error { return w.pollModules(ctx, b) })) })
 	}
 	wg.Wait()
+}
+
+// withoutPanic calls fn and turns a panic into an error. The kernel does so for calls of a plugin; a
+// panic in a goroutine of the plugin would end the relay.
+func withoutPanic(fn func() error) (err error) {
+	defer func() {
+		if recover() != nil { // the value may quote what a board sent
+			err = manifest.E(manifest.Internal, "the watch failed")
+		}
+	}()
+	return fn()
 }
 
 // failed keeps why a board is not watched, or no longer.

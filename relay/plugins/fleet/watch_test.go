@@ -301,3 +301,40 @@ func TestBadWatch(t *testing.T) {
 		}
 	}
 }
+
+// A fault in the goroutines of the plugin is one of the call: it does not end the relay, and the slots
+// are free afterwards.
+func TestPanicEndsTheCallOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, p := newFleet(3)
+		f.answer = func(string, string) (string, error) { panic("a fault") }
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the kernel would not hear of the fault")
+				}
+			}()
+			_, _ = run(t, p, reader, "fleet.find", `{"where":"cpu_pct > 1"}`)
+		}()
+		if len(p.slots.tenants) != 0 {
+			t.Errorf("slots in use: %d", len(p.slots.tenants))
+		}
+
+		w := newWatchedFleet(t, 2)
+		p = New(Options{Call: func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("a fault") }, Boards: w})
+		args, err := watchTool.input.Check([]byte(`{"boards":["all"],"metrics":["cpu_pct","temperature_c"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := p.watch(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "a", Actor: "agent"}, Arguments: args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		frame, ok := res.Stream.Next()
+		if !ok || !strings.Contains(string(frame.Data), `"missing"`) || !errors.Is(res.Stream.Err(), io.EOF) {
+			t.Errorf("the watch ends with %v, %v", frame, res.Stream.Err())
+		}
+		res.Stream.Close()
+	})
+}
