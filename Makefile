@@ -39,7 +39,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -123,7 +123,7 @@ soak: build ## an hour of faults and load; SOAK=5m for a slice
 	test/soak.sh
 
 test-slow: ## what needs real minutes, or no race detector
-	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$|TestClientPrograms' ./test
+	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
 	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m ./sqlitefile ./relay/eventlog ./relay/checkup
@@ -134,6 +134,9 @@ test-slow: ## what needs real minutes, or no race detector
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)
 	AGENTCTL_QEMU=1 $(GO) test -timeout 10m -run TestBoards ./test
+
+test-clients: ## real MCP clients, which npm installs for the test, with a demo relay; at most 20 minutes
+	AGENTCTL_CLIENTS=1 $(GO) test -timeout 20m -run 'TestClientPrograms' ./test
 
 ci: build lint test test-slow test-board test-32 cross test-qemu reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh
