@@ -38,13 +38,13 @@ func journalctl(t *testing.T, scenario string) string {
 
 // testCursor is the cursor of the n-th entry.
 func testCursor(n int) string {
-	return fmt.Sprintf("s=0123456789abcdef0123456789abcdef;i=%x;b=fedcba9876543210fedcba9876543210;m=%x;t=%x;x=%x", n+1, n+1, 1893456000000000-n, n+1)
+	return fmt.Sprintf("s=0123456789abcdef0123456789abcdef;i=%x;b=fedcba9876543210fedcba9876543210;m=%x;t=%x;x=%x", n+1, n+1, int64(1893456000000000)-int64(n), n+1)
 }
 
 // testEntry is the n-th entry, newest first. message is JSON.
 func testEntry(n int, message string) string {
 	return fmt.Sprintf(`{"__CURSOR":"%s","__REALTIME_TIMESTAMP":"%d","__MONOTONIC_TIMESTAMP":"1","_BOOT_ID":"x","PRIORITY":"3","SYSLOG_IDENTIFIER":"app","_PID":"%d","_SYSTEMD_UNIT":"app.service","MESSAGE":%s}`,
-		testCursor(n), 1893456000000000-n*1000, 100+n, message)
+		testCursor(n), int64(1893456000000000)-int64(n)*1000, 100+n, message)
 }
 
 var scenarios = map[string]func() int{
