@@ -25,7 +25,7 @@ type callBody struct {
 
 // parse decodes a body and reports whether it is one.
 func (b *callBody) parse(body []byte) bool {
-	defer strictjson.Turn(len(body))()
+	defer strictjson.AcquireSlot(len(body))()
 	return strictjson.Unmarshal(body, b) == nil && b.Tool != "" && (len(b.Arguments) == 0 || b.Arguments[0] == '{')
 }
 

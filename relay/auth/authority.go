@@ -41,7 +41,7 @@ const (
 	renewBefore       = serverLifetime / 3 // so that a clock that is set later finds a valid one
 )
 
-// renewInterval is how often Authority.Run looks whether the server certificate still fits.
+// renewInterval is how often Authority.Run checks whether the server certificate still fits.
 const renewInterval = time.Minute
 
 // firstBuild is the time of a build whose own time is not known.

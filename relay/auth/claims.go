@@ -139,7 +139,7 @@ func (c *claims) registered() jwt.RegisteredClaims {
 	return r
 }
 
-// subjectRE admits what can stand in a log line, a URL path and a shell word unquoted;
+// subjectRE admits what can be written in a log line, a URL path and a shell word unquoted;
 // instanceRE a hash in hex or base64url.
 var (
 	subjectRE  = lazyregexp.New(`^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$`)

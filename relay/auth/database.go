@@ -42,7 +42,7 @@ var createMu sync.Mutex
 //
 // Writes use group commit. A caller appends its operation to the queue and waits; a writer,
 // which runs while there is something to write, commits batches from the front of the queue.
-// It is a goroutine of its own, so that callers can give up on a disk that hangs.
+// It is a separate goroutine, so that callers can give up on a disk that hangs.
 type database struct {
 	dir             *stateDir
 	writeDB, readDB *sql.DB
@@ -136,8 +136,8 @@ func (db *database) close() error {
 }
 
 // setUp migrates the schema and runs fn, in one transaction: two processes that open a
-// new directory at once agree on one relay id and one key. fn is told whether the database was
-// empty before.
+// new directory at once agree on one relay id and one key. isNew reports whether the database
+// was empty before.
 func (db *database) setUp(fn func(tx *sql.Tx, isNew bool) error) error {
 	deadline := time.Now().Add(busyTimeout)
 	for {

@@ -61,7 +61,7 @@
 //	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, invites,
 //	                      keys that joined, signing keys
 //
-// # Where to look
+// # Files
 //
 //	opening a directory      store, statedir, file_owner, relay_info, endpoint
 //	the database             database (connections, group commit), schema

@@ -247,7 +247,7 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 	if _, err := tx.Exec("UPDATE invites SET used = used + 1 WHERE id = ?", inv.rowID); err != nil {
 		return nil, err
 	}
-	if err := makeRoomForEnrollment(tx); err != nil {
+	if err := pruneEnrollments(tx); err != nil {
 		return nil, err
 	}
 	if err := pruneTokens(tx, s.now(), 1); err != nil {
@@ -327,8 +327,8 @@ func (s *Store) newAgentTx(tx *sql.Tx, e *enrolled, inv *Invite, req *enrollment
 	return err
 }
 
-// makeRoomForEnrollment deletes the keys that were replaced if the table is full.
-func makeRoomForEnrollment(tx *sql.Tx) error {
+// pruneEnrollments deletes the keys that were replaced if the table is full.
+func pruneEnrollments(tx *sql.Tx) error {
 	var n int
 	if err := tx.QueryRow("SELECT count(*) FROM enrollments").Scan(&n); err != nil || n < maxEnrollments {
 		return err

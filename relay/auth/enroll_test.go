@@ -248,7 +248,7 @@ func TestNonce(t *testing.T) {
 }
 
 // TestLastUse: of boards that claim the last uses at once, as many as there are uses get one,
-// each a node of its own.
+// each a separate node.
 func TestLastUse(t *testing.T) {
 	s := openStore(t, Options{})
 	_, code := invite(t, s, InviteRequest{Uses: 3})
@@ -507,7 +507,7 @@ func TestRefreshReplay(t *testing.T) {
 	if out, err = renew(second); err != nil || out.Gen != 3 {
 		t.Fatalf("%+v, %v", out, err)
 	}
-	time.Sleep(2 * time.Millisecond) // nonces tell milliseconds apart
+	time.Sleep(2 * time.Millisecond) // nonces differ by their millisecond
 	if _, err := renew(b.tokenRequest(3, manifest.NewULID())); err != nil {
 		t.Fatal(err)
 	}

@@ -86,7 +86,7 @@ var (
 	errExpired        = &Error{ErrInvalid, "expired", "the token has expired; " + mintHint}
 	errNotYet         = &Error{ErrInvalid, "not_yet_valid", "the token is not valid yet; check the clock of the relay"}
 	errRevoked        = &Error{ErrRevoked, "revoked", "the token was revoked; " + mintHint}
-	errClass          = &Error{ErrClass, "class", "a token of this class is not accepted here; agents and devices have tokens of their own"}
+	errClass          = &Error{ErrClass, "class", "a token of this class is not accepted here; agents and devices have different tokens"}
 	errNoScope        = &Error{ErrScope, "no_scope", "the token carries no scope that its class may use; " + mintHint}
 	errScopelessEnded = &Error{ErrScope, "scopeless", "tokens without a scope are no longer accepted; " + mintHint}
 )

@@ -31,7 +31,7 @@ const (
 	maxInvites       = 20_000   // rows
 	maxTenantInvites = 1000     // rows of one tenant
 	inviteRetention  = 30 * day // an invite that has ended is refused with its reason this long
-	maxAgentName     = 57       // leaves room for a suffix in 64 characters (subjectRE)
+	maxAgentName     = 57       // leaves 7 of 64 characters (subjectRE) for a suffix
 )
 
 // InviteRequest describes an invite to make.
@@ -108,7 +108,7 @@ func (s *Store) CreateInvite(ctx context.Context, req InviteRequest) (inv *Invit
 		return inv, "", err
 	}
 	err = s.db.write(ctx, func(tx *sql.Tx) error {
-		if err := makeRoomForInvite(tx, inv.Tenant, s.now()); err != nil {
+		if err := pruneInvites(tx, inv.Tenant, s.now()); err != nil {
 			return err
 		}
 		if code, err = newInviteCode(tx); err != nil {
@@ -199,9 +199,9 @@ func inviteScopes(inv *Invite, req InviteRequest) (Scopes, error) {
 	return granted, nil
 }
 
-// makeRoomForInvite deletes invites that ended long ago and, for a tenant at its limit, all
+// pruneInvites deletes invites that ended long ago and, for a tenant at its limit, all
 // that have ended. It fails if the tables would still become too large.
-func makeRoomForInvite(tx *sql.Tx, tenant string, now time.Time) error {
+func pruneInvites(tx *sql.Tx, tenant string, now time.Time) error {
 	old := now.Add(-inviteRetention).Unix()
 	if _, err := tx.Exec("DELETE FROM invites WHERE expires < ?1 OR (revoked > 0 AND revoked < ?1)", old); err != nil {
 		return err

@@ -280,7 +280,7 @@ func (s *Store) lookupKey(issuer, kid string) *verifyKey {
 		return k
 	}
 	if s.db.watch.Stuck(storage.SlowAfter) != nil {
-		return nil // whoever waits for the disk here cannot be canceled
+		return nil // a caller that waits for the disk here cannot be canceled
 	}
 	came := time.Now()
 	timeout := time.NewTimer(storage.SlowAfter)
@@ -303,7 +303,7 @@ func (s *Store) lookupKey(issuer, kid string) *verifyKey {
 		err := explain(s.dir.path, s.reloadKeyring())
 		op.End(err)
 		if err != nil && storage.Classify(err) == "" { // faults of the disk are logged by their monitor
-			s.log.Warn("look for a new signing key", zap.Error(err))
+			s.log.Warn("check for a new signing key", zap.Error(err))
 		}
 	}()
 	select {

@@ -18,7 +18,7 @@ import (
 	"agentctl/manifest"
 )
 
-// A job runs in a process of its own, started from this test binary. It prints one
+// A job runs in a separate process, started from this test binary. It prints one
 // token a line.
 func runJob(job string) int {
 	dir, n := os.Getenv("AUTH_TEST_DIR"), 0

@@ -208,7 +208,7 @@ func TestHalfMadeStateDir(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.HasPrefix(tt.name, "the tables") { // the first key is recorded in a transaction of its own
+		if strings.HasPrefix(tt.name, "the tables") { // the first key is recorded in a separate transaction
 			if _, err := s.db.writeDB.Exec("DELETE FROM keys"); err != nil {
 				t.Fatal(err)
 			}

@@ -12,7 +12,7 @@ import (
 	"agentctl/manifest"
 )
 
-// Two Stores on one directory stand for the relay and the command line. The relay has
+// Two Stores on one directory act as the relay and the command line. The relay has
 // the tokens cached, and Run is the only way in which it learns of it.
 func TestRevocationReachesRunningStore(t *testing.T) {
 	tests := []struct {

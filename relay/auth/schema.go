@@ -2,7 +2,7 @@ package auth
 
 // migrations hold the schema: entry i takes user_version i to i+1. Two processes may
 // have the database open, so every write is one IMMEDIATE transaction, and `changes`
-// tells the other process which table to read again (Refresh):
+// shows the other process which table to read again (Refresh):
 //
 //	tokens       what was minted: jti and claims, never a token
 //	revocations  the deny list; a row by subject, node or tenant stops the tokens issued
@@ -88,7 +88,7 @@ var migrations = []string{
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
-// late board is told why it is refused. An enrollment is a key and what it stands for: the
+// late board learns why it is refused. An enrollment is a key and its rights: the
 // row decides what a refresh may get (RenewToken). Codes are stored as their SHA-256.
 const joinSchema = `
 	CREATE TABLE invites (

@@ -19,7 +19,7 @@ import (
 	"agentctl/relay/storage"
 )
 
-// PollInterval is how often Run looks for revocations and nodes that another process
+// PollInterval is how often Run checks for revocations and nodes that another process
 // wrote.
 const PollInterval = time.Second
 
@@ -255,7 +255,7 @@ func (s *Store) runEvery(ctx context.Context, interval time.Duration, task strin
 }
 
 // probe does a durable write that changes nothing: SQLite writes the page of the header and
-// syncs it. The monitor of the disk calls it while a fault stands.
+// syncs it. The monitor of the disk calls it while a fault lasts.
 func (s *Store) probe(ctx context.Context) error {
 	return s.db.write(ctx, func(tx *sql.Tx) error {
 		_, err := tx.Exec(fmt.Sprintf("PRAGMA user_version = %d", len(migrations)))

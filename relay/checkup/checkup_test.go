@@ -168,7 +168,7 @@ func TestSound(t *testing.T) {
 	}
 }
 
-// Each block of each file is damaged in turn, in several ways. What is not noticed must be in a place
+// Each block of each file is damaged, one at a time, in several ways. What is not noticed must be in a place
 // that is not used.
 func TestEachBlock(t *testing.T) {
 	dir := newStateDir(t)

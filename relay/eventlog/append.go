@@ -20,7 +20,7 @@ type appendRequest struct {
 	events     []kernel.Event
 	bytes      int
 	offered    bool
-	isSnapshot bool          // of retention: it may use the reserve (makeRoom)
+	isSnapshot bool          // of retention: it may use the reserve (reserveSpace)
 	done       chan struct{} // closed when last and err are set; nil when offered
 	last       uint64
 	err        error
@@ -210,7 +210,7 @@ func (s *Store) takeBatch() []*appendRequest {
 	n, events, size := 0, 0, 0
 	for _, r := range s.queue {
 		events, size = events+len(r.events), size+r.bytes
-		if n > 0 && (events > maxBatchEvents || size > s.room.maxBatch) {
+		if n > 0 && (events > maxBatchEvents || size > s.space.maxBatch) {
 			break
 		}
 		n++

@@ -52,9 +52,9 @@ func (s *Store) Run(ctx context.Context) error {
 		case <-s.appendReady:
 		case <-check.C:
 			check.Reset(retentionInterval)
-			s.room.checkNow = true
+			s.space.checkNow = true
 		case <-s.retainNow:
-			s.room.checkNow = true
+			s.space.checkNow = true
 		case snap := <-s.retention.results:
 			s.handleSnapshot(snapshotCtx, &wg, snap)
 		case <-step.C:
@@ -64,12 +64,12 @@ func (s *Store) Run(ctx context.Context) error {
 		if s.commitBatch() {
 			signal(s.appendReady)
 		}
-		if !s.room.busySince.IsZero() { // also without a commit
+		if !s.space.busySince.IsZero() { // also without a commit
 			s.checkpoint()
 			step.Reset(pinnedRetry)
 		}
-		if s.room.checkNow {
-			s.room.checkNow = false
+		if s.space.checkNow {
+			s.space.checkNow = false
 			s.startRetention(snapshotCtx, &wg)
 		}
 		if s.removing() && !time.Now().Before(resume) {
@@ -135,7 +135,7 @@ func (s *Store) commitBatch() (more bool) {
 func (s *Store) commit(batch []*appendRequest) {
 	s.beginWrite()
 	defer s.endWrite()
-	batch, err := s.makeRoom(batch)
+	batch, err := s.reserveSpace(batch)
 	if err == nil && len(batch) > 0 {
 		err = s.commitAll(batch)
 	}
@@ -143,7 +143,7 @@ func (s *Store) commit(batch []*appendRequest) {
 		if rest, calls := splitCalls(batch); len(calls) > 0 && len(rest) > 0 {
 			s.dropped(calls)
 			batch, err = rest, s.commitAll(rest)
-			if s.room.callsDamaged = err == nil; err == nil {
+			if s.space.callsDamaged = err == nil; err == nil {
 				s.opts.Watch.Report("calls", storage.Problem{Kind: storage.Damaged, Detail: "events about calls cannot be stored, other events can; see: agentctl relay check"})
 			}
 		}

@@ -23,7 +23,7 @@ const (
 
 	// writerPragmas: FULL syncs the write-ahead log at each commit, which is what makes
 	// an event durable. The page cache is small (KiB) because the writer only appends.
-	// openRoom sets the size of the write-ahead log.
+	// initSpace sets the size of the write-ahead log.
 	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
 		"PRAGMA trusted_schema = OFF; PRAGMA cache_size = -256"
 )

@@ -236,7 +236,7 @@ type Store struct {
 	nextSeq     uint64               // Run's
 	events      []kernel.Event       // Run's: memory of a batch
 	retention   retention            // Run's
-	room        room                 // Run's
+	space       fileSpace            // Run's
 	stallTimer  *time.Timer          // calls stall
 
 	tableMu sync.RWMutex // held while table is replayed
@@ -345,7 +345,7 @@ func (s *Store) load() error {
 	if s.ageBase = s.opts.Now(); newest != 0 {
 		s.ageBase = time.UnixMilli(newest)
 	}
-	if err := s.openRoom(); err != nil {
+	if err := s.initSpace(); err != nil {
 		return err
 	}
 	return s.refreshStats()

@@ -112,11 +112,11 @@ func (k *retention) noteChanges(events []kernel.Event) {
 // startRetention begins to remove rows of a class that has a victim.
 func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	k := &s.retention
-	if err := s.readRoom(); err != nil {
+	if err := s.readSpace(); err != nil {
 		s.recordRetention(ClassState, err)
 		return
 	}
-	if s.room.filePages > s.room.maxPages {
+	if s.space.filePages > s.space.maxPages {
 		if err := s.shrink(); err != nil {
 			s.recordRetention(ClassState, err)
 		}
@@ -149,8 +149,8 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 // requestRound asks for a check before the next interval is over. A round that cannot remove enough
 // must not be followed by the next one at once: each one stores snapshots.
 func (s *Store) requestRound() {
-	if now := time.Now(); !now.Before(s.room.nextRound) {
-		s.room.checkNow, s.room.nextRound = true, now.Add(roundDelay)
+	if now := time.Now(); !now.Before(s.space.nextRound) {
+		s.space.checkNow, s.space.nextRound = true, now.Add(roundDelay)
 	}
 }
 
@@ -163,7 +163,7 @@ const (
 // removing reports whether rows are being removed. A write-ahead log that cannot be emptied would
 // grow by it.
 func (s *Store) removing() bool {
-	return (s.retention.calls.active || s.retention.state.active) && s.room.pinned.IsZero()
+	return (s.retention.calls.active || s.retention.state.active) && s.space.pinned.IsZero()
 }
 
 // victim is what loses its oldest rows: one chain, or with nil all rows created before cutoff.
@@ -238,14 +238,14 @@ func (s *Store) victim(class Class, tenant *string, active bool) (*victim, error
 			return &victim{c, math.MaxInt64}, nil
 		}
 	}
-	bound, own, others := s.room.maxPages/8*highLevelEighths, stateBytes, callBytes
+	bound, own, others := s.space.maxPages/8*highLevelEighths, stateBytes, callBytes
 	if active {
-		bound = s.room.maxPages / 8 * lowLevelEighths
+		bound = s.space.maxPages / 8 * lowLevelEighths
 	}
 	if class == ClassCalls {
 		own, others = callBytes, stateBytes
 	}
-	if s.room.usedPages > bound && pays(class, own, others, s.room.maxPages*pageSize) {
+	if s.space.usedPages > bound && pays(class, own, others, s.space.maxPages*pageSize) {
 		if !isWanted(largest) { // the next round is for its tenant
 			s.requestRound()
 			return nil, nil
@@ -352,7 +352,7 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 		err = fmt.Errorf("eventlog: %d aggregates change faster than they can be snapshotted", len(stale))
 	}
 	k.resetState()
-	s.room.nextRound = time.Now().Add(failedRoundDelay)
+	s.space.nextRound = time.Now().Add(failedRoundDelay)
 	if ctx.Err() == nil {
 		s.recordRetention(ClassState, fmt.Errorf("no snapshot, so no old events were removed: %w", err))
 	}
@@ -363,7 +363,7 @@ func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap sna
 func (s *Store) appendSnapshot(events []kernel.Event) error {
 	for len(events) > 0 {
 		n, size := 0, 0
-		for n < min(len(events), maxBatchEvents) && (n == 0 || size < s.room.maxBatch) {
+		for n < min(len(events), maxBatchEvents) && (n == 0 || size < s.space.maxBatch) {
 			size += len(events[n].Payload) + eventOverhead
 			n++
 		}
@@ -403,7 +403,7 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 	if n == 0 || err != nil {
 		s.recordRetention(class, err)
 		if class == ClassState && r.removed == 0 {
-			s.room.nextRound = time.Now().Add(failedRoundDelay)
+			s.space.nextRound = time.Now().Add(failedRoundDelay)
 		}
 		if *r = (removal{}); class == ClassState {
 			k.resetState()
@@ -415,13 +415,13 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 	} else {
 		r.stepRows = min(r.stepRows*2, maxStepRows)
 	}
-	if s.room.usedPages > s.room.maxPages/8*highLevelEighths {
+	if s.space.usedPages > s.space.maxPages/8*highLevelEighths {
 		return 0, true
 	}
 	return pauseFactor * took, true
 }
 
-// removeNow removes rows to make room for a transaction that does not fit: calls, and state
+// removeNow removes rows to free space for a transaction that does not fit: calls, and state
 // whose snapshots are stored.
 func (s *Store) removeNow() (removed int64, err error) {
 	k := &s.retention
@@ -512,7 +512,7 @@ func (s *Store) readOldRows(ctx context.Context, class Class, r *removal, v *vic
 	}
 	defer func() { _ = rows.Close() }()
 	old.gone = make(map[*chain]*chain)
-	for bytes := int64(0); rows.Next() && bytes < s.room.maxWAL/8; {
+	for bytes := int64(0); rows.Next() && bytes < s.space.maxWAL/8; {
 		var seq uint64
 		var id, created, rowBytes int64
 		var hash sql.RawBytes
@@ -591,7 +591,7 @@ func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, m
 	s.stats.Removed += uint64(old.removed)
 	s.mu.Unlock()
 	s.checkpoint()
-	if err := s.readRoom(); err != nil {
+	if err := s.readSpace(); err != nil {
 		return old.removed, true, err
 	}
 	return old.removed, true, s.refreshStats()

@@ -151,7 +151,7 @@ func (g *Gateway) readEvent(w http.ResponseWriter, r *http.Request, id Identity)
 	if err != nil {
 		return e, badRequest("the body could not be read")
 	}
-	defer strictjson.Turn(len(body))()
+	defer strictjson.AcquireSlot(len(body))()
 	var in struct {
 		Topic string         `json:"topic"`
 		Data  strictjson.Raw `json:"data"`

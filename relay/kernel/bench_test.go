@@ -123,7 +123,7 @@ func BenchmarkLoadUnload(b *testing.B) {
 }
 
 // A page of 200 of 30,000 tools, at rest, while devices come and go as fast as they can,
-// and for a caller who may use only what stands at the very end. The bar is 5 ms.
+// and for a caller who may use only the very last tools. The bar is 5 ms.
 func BenchmarkListTools(b *testing.B) {
 	k := kernel.New(kernel.Options{})
 	boards := loadBoards(b, k, 10_000)

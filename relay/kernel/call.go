@@ -298,9 +298,9 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	return k.callPlugin(ctx, e.plugin, r)
 }
 
-// checkArguments is CheckArguments in its turn.
+// checkArguments runs CheckArguments while it holds a slot, which large arguments wait for.
 func (t *Tool) checkArguments(args []byte) ([]byte, error) {
-	defer strictjson.Turn(len(args))()
+	defer strictjson.AcquireSlot(len(args))()
 	return t.CheckArguments(args)
 }
 
@@ -332,7 +332,7 @@ var (
 )
 
 // lacksScope is the error of a caller without a scope. It names the scope, which is the same for all
-// boards' tools that need no other, so that it tells nothing about a board.
+// boards' tools that need no other, so that it reveals nothing about a board.
 func lacksScope(scope string) *manifest.Error {
 	return &manifest.Error{Code: manifest.SafetyDenied, Message: "the token lacks the scope " + scope + " that this tool needs", Reason: "scope"}
 }
@@ -398,7 +398,7 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 }
 
 // MayRead reports whether a caller may read a resource. A resource that is gone, as a device's may
-// be for a while, tells nothing and may be read by everybody who could name it.
+// be for a while, reveals nothing and may be read by everybody who could name it.
 func (k *Kernel) MayRead(c *Caller, uri string) bool {
 	k.mu.RLock()
 	e, ok := k.resources[uri]

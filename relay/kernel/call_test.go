@@ -253,7 +253,7 @@ func TestPluginGetsNormalForm(t *testing.T) {
 	}
 }
 
-// Stages stand around the fixed checks: they see every call, and none of them can let a
+// Stages run around the fixed checks: they see every call, and none of them can let a
 // call past a check.
 func TestStagesCannotSkipChecks(t *testing.T) {
 	var seen []string

@@ -108,7 +108,7 @@ type Session interface {
 type Result struct {
 	Structured json.RawMessage
 	Content    []json.RawMessage
-	IsError    bool // the tool ran and reports a failure of its own
+	IsError    bool // the tool ran and reports that it failed
 	Stream     Stream
 	// Resource and Data answer MethodRead.
 	Resource *Resource

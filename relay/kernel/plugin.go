@@ -42,7 +42,7 @@ type Manifest struct {
 	// Request.MarkUntrusted.
 	Untrusted bool
 	// Sandbox says what keeps the program of an external plugin from the relay's files, for
-	// operators (package process). Empty for what is no program of its own.
+	// operators (package process). Empty for a plugin that runs inside the relay.
 	Sandbox string
 }
 
@@ -145,7 +145,7 @@ type MethodHandler interface {
 	HandleMethod(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-// Bounds of the registry. Each device is a plugin, and the relay has some of its own.
+// Bounds of the registry. Each device is a plugin; the relay adds its built-in ones.
 const (
 	MaxPlugins        = 20_256
 	MaxToolsPerPlugin = 256 // and resources

@@ -44,7 +44,7 @@ func TestPresence(t *testing.T) {
 			t.Errorf("directory: %s", got)
 		}
 		if got := directory(k, "c"); got != "" {
-			t.Errorf("a stranger sees %s", got)
+			t.Errorf("a caller without scopes sees %s", got)
 		}
 		for range 100 { // one goes on
 			time.Sleep(time.Second)

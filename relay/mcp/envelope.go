@@ -54,7 +54,7 @@ const (
 // last of two equal keys and ignore what follows the first value. A single message that
 // is a shapeError is returned with the error, for its id.
 func scanBody(body []byte) (msgs []envelope, batch bool, err error) {
-	defer strictjson.Turn(len(body))()
+	defer strictjson.AcquireSlot(len(body))()
 	if err := strictjson.Check(body); err != nil {
 		return nil, false, err
 	}

@@ -271,7 +271,7 @@ func TestRefusedChanges(t *testing.T) {
 	}
 }
 
-// A line without a configuration of its own follows the global one.
+// A line without a configuration follows the global one.
 func TestConfigurationsAreInherited(t *testing.T) {
 	p := &plugin{name: "p"}
 	k, m := newKernel(t, stages.Options{}, p)

@@ -173,7 +173,7 @@ func TestTrace(t *testing.T) {
 			map[string]any{"trace_id": id, "agent_id": "agent-1", "tenant": "a", "transport": "http", "method": "tools/call", "tool": "tickets.do", "plugin": "tickets", "progressToken": "7", "ok": false, "code": "E_SAFETY_DENIED", "reason": "no"}},
 		{"a read", &kernel.Request{Caller: agent(), Method: kernel.MethodRead, URI: "mcp://tickets/all.json", TraceID: id},
 			map[string]any{"trace_id": id, "agent_id": "agent-1", "tenant": "a", "transport": "http", "method": "resources/read", "uri": "mcp://tickets/all.json", "plugin": "tickets", "ok": true}},
-		{"a stranger's words", &kernel.Request{Caller: agent(), Tool: "canary.do", TraceID: id},
+		{"an unknown agent's words", &kernel.Request{Caller: agent(), Tool: "canary.do", TraceID: id},
 			map[string]any{"trace_id": id, "agent_id": "agent-1", "tenant": "a", "transport": "http", "ok": false, "code": "E_BAD_REQUEST", "reason": "name"}},
 	}
 	p.call = func(r *kernel.Request) (*kernel.Result, error) {

@@ -206,7 +206,7 @@ var keyName = lazyregexp.New(`^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$`)
 
 // readKey reads a key file that only its owner may read. os.Root refuses symbolic links
 // that lead out of the directory. Line breaks at the end are not part of the key, since editors
-// add them. load reports every error alike, which does not reveal the files there.
+// add them. load reports the same for every error, which does not reveal the files there.
 func readKey(dir, name string) ([]byte, error) {
 	if dir == "" || !keyName.MatchString(name) {
 		return nil, os.ErrInvalid

@@ -138,7 +138,7 @@ func ticketOf(r *kernel.Request, res *kernel.Result) string {
 	return idIn(answer.Ticket, "id")
 }
 
-// maxSearched bounds the JSON in which a ticket id is looked for, bytes.
+// maxSearched bounds the JSON that is searched for a ticket id, bytes.
 const maxSearched = 64 << 10
 
 // idPattern is the form of an id that is safe in a log line.

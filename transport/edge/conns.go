@@ -209,7 +209,7 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.hasRoomLocked(key, c.maxStrangers()-c.strangers) {
+	if !c.mayAddLocked(key, c.maxStrangers()-c.strangers) {
 		return nil
 	}
 	conn := c.addLocked(&Conn{TCPConn: tcp, conns: c})
@@ -225,7 +225,7 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 func (c *Conns) admitReturning(tcp *net.TCPConn, key netip.Prefix) *Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, known := c.known[key]; !known || !c.hasRoomLocked(key, c.maxReturning()-c.returning) {
+	if _, known := c.known[key]; !known || !c.mayAddLocked(key, c.maxReturning()-c.returning) {
 		return nil
 	}
 	conn := c.addLocked(&Conn{TCPConn: tcp, conns: c})
@@ -237,8 +237,8 @@ func (c *Conns) admitReturning(tcp *net.TCPConn, key netip.Prefix) *Conn {
 	return conn
 }
 
-// hasRoomLocked reports whether an address may have one more of the free places. c.mu is held.
-func (c *Conns) hasRoomLocked(key netip.Prefix, free int) bool {
+// mayAddLocked reports whether an address may have one more of the free places. c.mu is held.
+func (c *Conns) mayAddLocked(key netip.Prefix, free int) bool {
 	return free > 0 && c.addresses[key] < min(maxStrangersPerAddress, max(1, free/4))
 }
 

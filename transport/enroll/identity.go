@@ -85,7 +85,7 @@ func Load(stateDir string) (*Identity, error) {
 		id.d = d
 		return id, nil
 	}
-	if err := id.makeRoom(err); err != nil {
+	if err := id.setAsideDamaged(err); err != nil {
 		return nil, err
 	}
 	id.d = data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}
@@ -107,8 +107,8 @@ func Unread(stateDir string, err error) *Identity {
 		damage: &atomicfile.Damage{Path: path, Problem: err.Error()}}
 }
 
-// makeRoom sets the file aside that read returned err for, unless it must stay where it is.
-func (id *Identity) makeRoom(err error) error {
+// setAsideDamaged sets the file aside that read returned err for, unless it must stay where it is.
+func (id *Identity) setAsideDamaged(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil

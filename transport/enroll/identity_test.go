@@ -108,7 +108,7 @@ func TestIdentityUnreadable(t *testing.T) {
 		if err := os.WriteFile(id.path, []byte("precious"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if err := id.makeRoom(&os.PathError{Err: fault}); err != nil || id.Damage() == nil || id.Damage().Aside != "" {
+		if err := id.setAsideDamaged(&os.PathError{Err: fault}); err != nil || id.Damage() == nil || id.Damage().Aside != "" {
 			t.Fatalf("%v: %v, %+v", fault, err, id.Damage())
 		}
 		if _, err := id.SetNode(manifest.NewNodeID(), "home"); err == nil {

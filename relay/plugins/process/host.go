@@ -226,10 +226,10 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	switch p.manifest.Sandbox {
 	case SandboxLandlock:
 		if err := sandbox.Available(); err != nil {
-			return nil, fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a service of its own (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", name, err)
+			return nil, fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a separate service (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", name, err)
 		}
 		if os.Geteuid() == 0 {
-			h.log.Warn("the relay runs as root, so that nothing bounds the number of a plugin's processes: run it as a user of its own", zap.String("plugin", name))
+			h.log.Warn("the relay runs as root, so that nothing bounds the number of a plugin's processes: run it as a separate user", zap.String("plugin", name))
 		}
 	case SandboxOff:
 		h.log.Warn("a plugin runs without a sandbox: it can read the relay's keys (--plugin-sandbox off)", zap.String("plugin", name))

@@ -71,7 +71,7 @@ type DeclaredResource struct {
 	Capability string `json:"capability,omitempty"`
 }
 
-// MaxManifest bounds a plugin.json, bytes: room for 16 schemas of the largest size
+// MaxManifest bounds a plugin.json, bytes: it fits 16 schemas of the largest size
 // (maxSchema).
 const MaxManifest = 1 << 20
 

@@ -191,7 +191,7 @@ func TestExamplePlugin(t *testing.T) {
 		t.Errorf("a reader sees %v", tools)
 	}
 	if tools, _ := r.k.ListTools(caller(manifest.ScopeCallReadOnly), "", 10); len(tools) != 0 {
-		t.Errorf("a stranger sees %v", tools)
+		t.Errorf("a caller without scopes sees %v", tools)
 	}
 
 	sub, err := r.k.Subscribe("default")

@@ -13,7 +13,7 @@ import (
 
 // The files of a log stay within Options.MaxBytes together:
 //
-//	database         at most maxPages: SQLite refuses a page beyond (max_page_count). makeRoom
+//	database         at most maxPages: SQLite refuses a page beyond (max_page_count). reserveSpace
 //	                 deletes old calls before a transaction that would not fit.
 //	write-ahead log  at most maxWAL: SQLite begins it again at a quarter, without giving its
 //	                 blocks back, since a commit into a file that grows takes longer. A
@@ -38,8 +38,8 @@ const (
 	lowLevelEighths  = 6
 )
 
-// room is what the goroutine of Run knows of the files.
-type room struct {
+// fileSpace is what the goroutine of Run knows of the files.
+type fileSpace struct {
 	maxPages  int64 // of the database
 	maxWAL    int64 // bytes
 	maxBatch  int   // bytes of the events of one transaction, unless one Append has more
@@ -55,9 +55,9 @@ type room struct {
 	callsDamaged bool      // the table of calls cannot be written, that of state can
 }
 
-// openRoom divides MaxBytes.
-func (s *Store) openRoom() error {
-	r := &s.room
+// initSpace divides MaxBytes.
+func (s *Store) initSpace() error {
+	r := &s.space
 	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
 	r.maxBatch = int(r.maxWAL / 4)
 	r.maxPages = (s.opts.MaxBytes - r.maxWAL - shmBytes) / pageSize
@@ -65,13 +65,13 @@ func (s *Store) openRoom() error {
 		return err
 	}
 	s.checkpoint()
-	return s.readRoom()
+	return s.readSpace()
 }
 
-// readRoom reads how full the database is. The file is larger than maxPages after MaxBytes was
+// readSpace reads how full the database is. The file is larger than maxPages after MaxBytes was
 // made smaller, until retention has removed enough.
-func (s *Store) readRoom() error {
-	r := &s.room
+func (s *Store) readSpace() error {
+	r := &s.space
 	var free int64
 	op := s.opts.Watch.Begin("read")
 	err := s.queryRow("SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count").Scan(&r.filePages, &free)
@@ -84,11 +84,11 @@ func (s *Store) readRoom() error {
 // needPages estimates the pages that a transaction may add: of its rows, words and chains.
 func needPages(bytes int) int64 { return int64(bytes)*5/4/pageSize + 16 }
 
-// makeRoom prepares the files for a batch. It returns the requests that are to be stored: offered
-// calls are dropped while the write-ahead log cannot be emptied. kernel.ErrLogFull: there is no
-// room, and none can be made now.
-func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
-	r := &s.room
+// reserveSpace prepares the files for a batch. It returns the requests that are to be stored: offered
+// calls are dropped while the write-ahead log cannot be emptied. kernel.ErrLogFull: the files have no
+// space left, and retention can free none now.
+func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
+	r := &s.space
 	if !r.pinned.IsZero() || r.callsDamaged {
 		rest, calls := splitCalls(batch)
 		s.dropped(calls)
@@ -116,7 +116,7 @@ func (s *Store) makeRoom(batch []*appendRequest) ([]*appendRequest, error) {
 	}
 	reserve := r.maxPages / reserveDivisor
 	for {
-		if err := s.readRoom(); err != nil {
+		if err := s.readSpace(); err != nil {
 			return batch, explain(s.opts.Path, err)
 		}
 		if r.usedPages > r.maxPages/8*highLevelEighths {
@@ -178,7 +178,7 @@ func splitCalls(batch []*appendRequest) (rest, calls []*appendRequest) {
 // its bound although SQLite begins it again at a quarter: after a large transaction, or because of a
 // reader. It does not wait for readers: a transaction would wait for them as well.
 func (s *Store) checkpoint() {
-	r := &s.room
+	r := &s.space
 	op := s.opts.Watch.Begin("stat") // which a disk that hangs holds as well
 	wal := fileSize(s.opts.Path + "-wal")
 	s.bytes.Store(wal + fileSize(s.opts.Path) + fileSize(s.opts.Path+"-shm"))
@@ -228,11 +228,11 @@ func (s *Store) truncateWAL() (busy bool, err error) {
 
 // setPinned records since when the write-ahead log cannot be emptied, and logs changes.
 func (s *Store) setPinned(since time.Time) {
-	was := s.room.pinned
+	was := s.space.pinned
 	if was.IsZero() == since.IsZero() {
 		return
 	}
-	s.room.pinned = since
+	s.space.pinned = since
 	s.mu.Lock()
 	s.stats.Pinned = since
 	s.mu.Unlock()
@@ -250,7 +250,7 @@ func (s *Store) setPinned(since time.Time) {
 // shrink gives free pages at the end of the database file back, after MaxBytes was made smaller:
 // some at a time, since each page that moves passes through the write-ahead log.
 func (s *Store) shrink() error {
-	r := &s.room
+	r := &s.space
 	free := r.filePages - r.usedPages
 	n := min(r.filePages-r.maxPages, free, r.maxWAL/8/pageSize)
 	if n <= 0 {

@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// TestTurn: large inputs are read a few at a time, small ones at once.
-func TestTurn(t *testing.T) {
-	saved := turns
-	defer func() { turns = saved }()
+// TestAcquireSlot: large inputs are read a few at a time, small ones at once.
+func TestAcquireSlot(t *testing.T) {
+	saved := slots
+	defer func() { slots = saved }()
 	synctest.Test(t, func(t *testing.T) {
-		turns = make(chan struct{}, 2)
+		slots = make(chan struct{}, 2)
 		start, done := time.Now(), make(chan time.Duration)
 		for range 10 {
 			go func() {
-				end := Turn(1 << 20)
+				release := AcquireSlot(1 << 20)
 				time.Sleep(time.Second)
-				end()
+				release()
 				done <- time.Since(start)
 			}()
 		}
 		synctest.Wait()
-		Turn(largeInput)()
+		AcquireSlot(largeInput)()
 		if time.Since(start) != 0 {
 			t.Error("a small input waited")
 		}
@@ -32,7 +32,7 @@ func TestTurn(t *testing.T) {
 			}
 		}
 	})
-	if n := testing.AllocsPerRun(100, func() { Turn(100)() }); n != 0 {
-		t.Errorf("a turn allocates %v times", n)
+	if n := testing.AllocsPerRun(100, func() { AcquireSlot(100)() }); n != 0 {
+		t.Errorf("a slot allocates %v times", n)
 	}
 }
