@@ -104,6 +104,7 @@ const (
 	HintSafe       Hints = 1 << iota // not destructive: a call removes or replaces nothing for good
 	HintIdempotent                   // the same call again changes nothing more
 	HintLocal                        // a call reaches nothing beyond the relay and its boards
+	HintReadOnly                     // a call changes nothing
 )
 
 // Resource is a readable document with a URI.

@@ -67,7 +67,8 @@ var toolAnnotations = map[manifest.SafetyClass][]byte{
 
 // appendHints appends the annotations of a tool without a safety class.
 func appendHints(b []byte, h kernel.Hints) []byte {
-	b = strconv.AppendBool(append(b, `{"readOnlyHint":false,"destructiveHint":`...), h&kernel.HintSafe == 0)
+	b = strconv.AppendBool(append(b, `{"readOnlyHint":`...), h&kernel.HintReadOnly != 0)
+	b = strconv.AppendBool(append(b, `,"destructiveHint":`...), h&kernel.HintSafe == 0)
 	b = strconv.AppendBool(append(b, `,"idempotentHint":`...), h&kernel.HintIdempotent != 0)
 	return append(strconv.AppendBool(append(b, `,"openWorldHint":`...), h&kernel.HintLocal == 0), '}')
 }

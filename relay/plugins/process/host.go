@@ -283,14 +283,14 @@ func (h *Host) open(name string) (*Plugin, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, wants, err := parse(raw)
+	m, pm, err := parse(raw)
 	if err != nil {
 		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 	}
 	if m.Name != name {
 		return nil, fmt.Errorf("%s of plugin %s names the plugin %s: rename the folder or the plugin", manifestFile, name, m.Name)
 	}
-	dial, err := h.dialer(root, m, wants)
+	dial, err := h.dialer(root, m, pm.Sandbox)
 	if err != nil {
 		return nil, err
 	}

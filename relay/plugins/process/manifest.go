@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -26,15 +27,26 @@ import (
 // 	}
 //
 // The relay shows clients the declarations of the manifest, never the server's lists: a plugin
-// cannot add a tool or change a description while it runs.
+// cannot add a tool or change a description while it runs. `agentctl plugin adopt` writes the
+// manifest of a server that was not written for the relay, with its "command", and for each tool
+// its "serverName" and "digest".
 
 // PluginManifest is the content of a plugin.json: what an external plugin offers.
 // plugin.schema.json describes the form; ParseManifest reads it.
 type PluginManifest struct {
-	Name      string             `json:"name"`
-	Version   string             `json:"version"`
-	Tools     []DeclaredTool     `json:"tools,omitempty"`
-	Resources []DeclaredResource `json:"resources,omitempty"`
+	Name    string `json:"name"`
+	Version string `json:"version"`
+	// Command is the program to start, with its arguments, in place of the executable "run". The
+	// program is an absolute path, a path below the plugin's folder that begins with "./", or a name
+	// that is looked up in PATH. Arguments that begin with "./" are paths below that folder.
+	Command []string `json:"command,omitempty"`
+	// Env are more variables of the program's environment. $HOME in a value is the folder for
+	// its data. They are no place for secrets: administrators can read a manifest.
+	Env               map[string]string  `json:"env,omitempty"`
+	Tools             []DeclaredTool     `json:"tools,omitempty"`
+	Resources         []DeclaredResource `json:"resources,omitempty"`
+	ResourceTemplates []DeclaredTemplate `json:"resourceTemplates,omitempty"`
+	Prompts           []DeclaredPrompt   `json:"prompts,omitempty"`
 	// Capabilities are the scopes that callers need, spelled "tickets.read" or
 	// "tickets:read".
 	Capabilities []string `json:"capabilities,omitempty"`
@@ -53,22 +65,70 @@ type DeclaredSandbox struct {
 
 // DeclaredTool is a tool of a PluginManifest. Its name begins with the plugin's name.
 type DeclaredTool struct {
-	Name         string          `json:"name"`
-	Description  string          `json:"description"`
-	InputSchema  json.RawMessage `json:"inputSchema"`
-	OutputSchema json.RawMessage `json:"outputSchema,omitempty"`
+	Name         string               `json:"name"`
+	Title        string               `json:"title,omitempty"`
+	Description  string               `json:"description"`
+	InputSchema  json.RawMessage      `json:"inputSchema"`
+	OutputSchema json.RawMessage      `json:"outputSchema,omitempty"`
+	Annotations  *DeclaredAnnotations `json:"annotations,omitempty"`
+	// ServerName is what the server calls the tool; default: Name.
+	ServerName string `json:"serverName,omitempty"`
+	// Digest is that of the tool as the server listed it when it was adopted (toolDigest). A tool
+	// whose digest has changed is not offered. Without a digest it is not compared.
+	Digest string `json:"digest,omitempty"`
 	// Capability is the scope that a caller needs; default: the last of Capabilities.
 	Capability string `json:"capability,omitempty"`
 }
 
-// DeclaredResource is a resource of a PluginManifest. Its URI begins with mcp://NAME/.
+// DeclaredAnnotations are the hints of MCP about a tool (ToolAnnotations). Those that are missing
+// have the defaults of MCP, which assume the worst.
+type DeclaredAnnotations struct {
+	ReadOnly    *bool `json:"readOnlyHint,omitempty"`
+	Destructive *bool `json:"destructiveHint,omitempty"`
+	Idempotent  *bool `json:"idempotentHint,omitempty"`
+	OpenWorld   *bool `json:"openWorldHint,omitempty"`
+}
+
+// DeclaredResource is a resource of a PluginManifest. Its URI begins with mcp://NAME/; what
+// follows is a path, or the server's own URI (see serverURI).
 type DeclaredResource struct {
 	URI           string          `json:"uri"`
+	Name          string          `json:"name,omitempty"` // default: the URI without mcp://
 	Description   string          `json:"description"`
+	MIMEType      string          `json:"mimeType,omitempty"` // default: application/json
 	ContentSchema json.RawMessage `json:"contentSchema,omitempty"`
 	Subscribable  bool            `json:"subscribable,omitempty"`
 	// Capability is the scope that a caller needs; default: the first of Capabilities.
 	Capability string `json:"capability,omitempty"`
+}
+
+// DeclaredTemplate is a resource template of a PluginManifest: mcp://NAME/ and a template of
+// RFC 6570.
+type DeclaredTemplate struct {
+	URITemplate string `json:"uriTemplate"`
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	MIMEType    string `json:"mimeType,omitempty"`
+	// Capability is the scope that a caller needs; default: the first of Capabilities.
+	Capability string `json:"capability,omitempty"`
+}
+
+// DeclaredPrompt is a prompt of a PluginManifest. Its name begins with the plugin's name.
+type DeclaredPrompt struct {
+	Name        string             `json:"name"`
+	Title       string             `json:"title,omitempty"`
+	Description string             `json:"description"`
+	Arguments   []DeclaredArgument `json:"arguments,omitempty"`
+	ServerName  string             `json:"serverName,omitempty"` // what the server calls it; default: Name
+	// Capability is the scope that a caller needs; default: the first of Capabilities.
+	Capability string `json:"capability,omitempty"`
+}
+
+// DeclaredArgument is an argument of a DeclaredPrompt.
+type DeclaredArgument struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	Required    bool   `json:"required,omitempty"`
 }
 
 // MaxManifest bounds a plugin.json, bytes: it fits 16 schemas of the largest size
@@ -137,22 +197,22 @@ func Manifest(data []byte) (*kernel.Manifest, error) {
 	return m, err
 }
 
-// parse is Manifest, with what the program needs of the sandbox.
-func parse(data []byte) (*kernel.Manifest, DeclaredSandbox, error) {
+// parse is Manifest, with the declaration that it was made of.
+func parse(data []byte) (*kernel.Manifest, *PluginManifest, error) {
 	pm, err := ParseManifest(data)
 	if err != nil {
-		return nil, DeclaredSandbox{}, err
+		return nil, nil, err
 	}
 	m := pm.Manifest("")
 	for _, t := range m.Tools {
 		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
-			return nil, DeclaredSandbox{}, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
+			return nil, nil, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
 		}
 		if t.CheckResult, err = resultCheck(t.OutputSchema); err != nil {
-			return nil, DeclaredSandbox{}, fmt.Errorf("outputSchema of %s: %w", t.Name, err)
+			return nil, nil, fmt.Errorf("outputSchema of %s: %w", t.Name, err)
 		}
 	}
-	return m, pm.Sandbox, nil
+	return m, pm, nil
 }
 
 // Manifest converts the declaration to the form that the kernel loads; tenant "" offers it to
@@ -162,17 +222,38 @@ func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {
 	m := &kernel.Manifest{Name: p.Name, Version: p.Version, Tenant: tenant}
 	for _, t := range p.Tools {
 		m.Tools = append(m.Tools, &kernel.Tool{Name: t.Name, ToolInfo: &kernel.ToolInfo{
-			Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
-			Scope: p.scope(t.Capability, len(p.Capabilities)-1),
+			Title: t.Title, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
+			Hints: t.Annotations.hints(), Scope: p.scope(t.Capability, len(p.Capabilities)-1),
 		}})
 	}
 	for _, r := range p.Resources {
 		m.Resources = append(m.Resources, &kernel.Resource{
-			URI: r.URI, Name: strings.TrimPrefix(r.URI, "mcp://"), Description: r.Description,
-			MIME: "application/json", Scope: p.scope(r.Capability, 0), Watchable: r.Subscribable,
+			URI: r.URI, Name: cmp.Or(r.Name, strings.TrimPrefix(r.URI, "mcp://")), Description: r.Description,
+			MIME: cmp.Or(r.MIMEType, "application/json"), Scope: p.scope(r.Capability, 0), Watchable: r.Subscribable,
 		})
 	}
 	return m
+}
+
+// hints returns the annotations as the kernel has them.
+func (a *DeclaredAnnotations) hints() (h kernel.Hints) {
+	if a == nil {
+		return 0
+	}
+	is := func(p *bool, want bool) bool { return p != nil && *p == want }
+	if is(a.ReadOnly, true) {
+		h |= kernel.HintReadOnly | kernel.HintSafe
+	}
+	if is(a.Destructive, false) {
+		h |= kernel.HintSafe
+	}
+	if is(a.Idempotent, true) {
+		h |= kernel.HintIdempotent
+	}
+	if is(a.OpenWorld, false) {
+		h |= kernel.HintLocal
+	}
+	return h
 }
 
 // scope returns the scope of a capability, or else of the one at index i, or else of an

@@ -15,6 +15,7 @@ import (
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
+	"github.com/yosida95/uritemplate/v3"
 
 	"agentctl/relay/kernel"
 )
@@ -188,6 +189,25 @@ func (c *manifestChecker) relations() {
 		c.identity(uris, "mcp://"+plugin+"/", at.child("uri"))
 		c.capability(scopes, at.child("capability"))
 		c.schema(at.child("contentSchema"))
+	}
+	for i := range elements(c.doc, "resourceTemplates") {
+		at := location{"resourceTemplates"}.element(i)
+		c.identity(uris, "mcp://"+plugin+"/", at.child("uriTemplate"))
+		c.capability(scopes, at.child("capability"))
+		if s, ok := c.text(at.child("uriTemplate")); ok {
+			if _, err := uritemplate.New(s); err != nil {
+				c.add(at.child("uriTemplate"), "%s is not a URI template of RFC 6570", quoted(s))
+			}
+		}
+	}
+	clear(names)
+	for i := range elements(c.doc, "prompts") {
+		at := location{"prompts"}.element(i)
+		c.identity(names, plugin+".", at.child("name"))
+		c.capability(scopes, at.child("capability"))
+	}
+	if program, ok := c.text(location{"command", "0"}); ok && program == "" {
+		c.add(location{"command", "0"}, "is empty: name the program")
 	}
 }
 

@@ -63,7 +63,7 @@ func TestParseManifestNamesAll(t *testing.T) {
     {"name": "other.add", "description": "", "inputSchema": {"type": "array"}},
     {"name": "notes.add", "description": "a\u0007", "inputSchema": {"type": "object", "properties": {"f": {"$ref": "file:///etc/passwd"}}}},
     {"name": "notes.add", "description": "x", "outputSchema": true},
-    {"name": "Notes-add", "description": 7, "inputSchema": {"type": "object", "enum": [{"$ref": "x"}]}, "hidden": 1},
+    {"name": "Notes add", "description": 7, "inputSchema": {"type": "object", "enum": [{"$ref": "x"}]}, "hidden": 1},
     "notes.add"
   ],
   "resources": [{"uri": "mcp://other/all", "description": "x"}, {"uri": "http://notes/", "description": "x", "subscribable": "yes", "capability": "kernel.admin"}],
@@ -75,7 +75,7 @@ func TestParseManifestNamesAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		`unknown key "Tools" (use capabilities, name, resources, `,
+		`unknown key "Tools" (use capabilities, command, env, name, `,
 		`capabilities[1]: "tickets:read" is given twice`,
 		`capabilities[2]: not valid: "root" (use one of tools.call.read_only, `,
 		`capabilities[3]: not valid: "device.connect" (use one of`,
@@ -83,17 +83,17 @@ func TestParseManifestNamesAll(t *testing.T) {
 		`resources[1].capability: "kernel.admin" is not one of the manifest's capabilities`,
 		`resources[1].subscribable: must be of type boolean, not string`,
 		`resources[1].uri: not valid: "http://notes/" (use mcp://plugin/path`,
-		`tools[0].description: not valid: "" (use 1 to 1024 characters`,
+		`tools[0].description: not valid: "" (use 1 to 8192 characters`,
 		`tools[0].inputSchema.type: must be "object"`,
 		`tools[0].name: "other.add" must begin with the plugin's name: notes.`,
-		`tools[1].description: not valid: "a\a" (use 1 to 1024 characters of plain text, without control characters)`,
+		`tools[1].description: not valid: "a\a" (use 1 to 8192 characters of plain text, without control characters)`,
 		`tools[1].inputSchema.properties.f.$ref: "file:///etc/passwd" refers to another document`,
 		`tools[2].inputSchema: is missing`,
 		`tools[2].name: "notes.add" is given twice`,
 		`tools[2].outputSchema: must be of type object, not boolean`,
-		`tools[3]: unknown key "hidden" (use capability, description, inputSchema, `,
+		`tools[3]: unknown key "hidden" (use annotations, capability, description, `,
 		`tools[3].description: must be of type string, not number`,
-		`tools[3].name: not valid: "Notes-add" (use plugin.verb`,
+		`tools[3].name: not valid: "Notes add" (use plugin.verb`,
 		`tools[4]: must be of type object, not string`,
 		`version: not valid: "1.0" (use a semantic version`,
 	}
@@ -264,4 +264,50 @@ func FuzzParseManifest(f *testing.F) {
 			t.Fatalf("%s was accepted and cannot be loaded: %v", doc, err)
 		}
 	})
+}
+
+// What plugin adopt writes beyond a manifest by hand.
+func TestParseAdoptedManifest(t *testing.T) {
+	adopted := `{
+  "name": "demo", "version": "1.0.0",
+  "command": ["node", "./server/index.js", "stdio"], "env": {"DB": "$HOME/db"},
+  "tools": [{"name": "demo.get-sum", "title": "Sum", "description": "Adds.", "inputSchema": {"type": "object"}, "serverName": "get-sum",
+    "annotations": {"readOnlyHint": true, "openWorldHint": false}, "digest": "sha256:` + strings.Repeat("0a", 32) + `"}],
+  "resources": [{"uri": "mcp://demo/file:///a%20b?c#d", "name": "a b", "description": "A file.", "mimeType": "text/markdown; charset=utf-8"}],
+  "resourceTemplates": [{"uriTemplate": "mcp://demo/demo://text/{id}", "name": "Text", "description": "One text."}],
+  "prompts": [{"name": "demo.greet", "title": "Greet", "description": "Greets.", "arguments": [{"name": "city", "required": true}]}],
+  "capabilities": ["tickets.read"]
+}`
+	m, pm, err := parse([]byte(adopted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tool, resource := m.Tools[0], m.Resources[0]
+	if tool.Title != "Sum" || tool.Hints != kernel.HintReadOnly|kernel.HintSafe|kernel.HintLocal || resource.MIME != "text/markdown; charset=utf-8" || resource.Name != "a b" {
+		t.Errorf("got %+v, %+v", tool.ToolInfo, resource)
+	}
+	if len(pm.Command) != 3 || pm.Env["DB"] != "$HOME/db" || !pm.Prompts[0].Arguments[0].Required {
+		t.Errorf("got %+v", pm)
+	}
+	for old, bad := range map[string]string{
+		`["node", "./server/index.js", "stdio"]`: `[]`,
+		`["node",`:                               `["",`,
+		`"DB"`:                                   `"MCP_AGENT_ID"`,
+		`"$HOME/db"`:                             `"a\nb"`,
+		`sha256:0a`:                              `sha512:0a`,
+		`mcp://demo/demo://text/{id}`:            `mcp://other/{id}`,
+		`demo://text/{id}`:                       `demo://text/{id`,
+		`"demo.greet"`:                           `"other.greet"`,
+		`text/markdown;`:                         `markdown;`,
+		`mcp://demo/file:///a%20b?c#d`:           `mcp://demo/a b`,
+		`"city"`:                                 `""`,
+	} {
+		text := strings.Replace(adopted, old, bad, 1)
+		if text == adopted {
+			t.Fatalf("%s is not in the manifest", old)
+		}
+		if _, err := ParseManifest([]byte(text)); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
 }
