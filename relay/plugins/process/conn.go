@@ -132,12 +132,15 @@ func (l *lineChannel) Close() error { return l.stop() }
 
 // conn is one connection to a plugin's server, from its start to its end. A plugin that is
 // restarted gets a new one. version is set by initialize, before other goroutines see conn.
+//
+// State that ends with the process, such as what the server subscribed to, belongs here; what a
+// restart keeps belongs to Plugin, what a new version keeps to process.
 type conn struct {
-	rpc       *jrpc2.Client
-	ch        *lineChannel
-	ended     chan struct{} // closed when nothing more will arrive
-	onUpdated func(uri string)
-	version   string // of the protocol, as the plugin chose it
+	plugin  *Plugin
+	rpc     *jrpc2.Client
+	ch      *lineChannel
+	ended   chan struct{} // closed when nothing more will arrive
+	version string        // of the protocol, as the plugin chose it
 
 	mu        sync.Mutex // protects the fields below
 	lastToken int64
@@ -152,8 +155,8 @@ type progressFollower struct {
 
 // newConn starts a JSON-RPC client on the channel. It ends with close, or when the channel
 // fails or reaches its end.
-func newConn(ch *lineChannel, updated func(uri string)) *conn {
-	c := &conn{ch: ch, ended: make(chan struct{}), onUpdated: updated, progress: make(map[int64]progressFollower)}
+func newConn(p *Plugin, ch *lineChannel) *conn {
+	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), progress: make(map[int64]progressFollower)}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
@@ -293,7 +296,7 @@ func (c *conn) onNotification(req *jrpc2.Request) {
 			URI string `json:"uri"`
 		}
 		if req.UnmarshalParams(&p) == nil && p.URI != "" {
-			c.onUpdated(p.URI)
+			c.plugin.watches.notify(p.URI)
 		}
 	}
 }

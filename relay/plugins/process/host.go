@@ -4,39 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
 	"go.uber.org/zap"
 
-	"agentctl/lazyregexp"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/sandbox"
 )
 
-// The plugin directory decides which programs run on the relay's machine, and its manifests
-// what of that machine they may use. Therefore open
-// checks the directory, the plugin's folder, its manifest and its executable: none may be a
-// link, writable by group or others, or owned by a user other than root and the relay's.
-// Paths are resolved below an os.Root, so that a link inside of the directory cannot lead
-// out of it.
-//
 // Goroutines: Run has one for each loaded plugin (Plugin.run), and waits for all of them.
 // jrpc2 has its own for each connection, which end with it. Host.mu is not held while a plugin
 // starts or stops.
-
-// Names in a plugin's folder.
-const (
-	manifestFile = "plugin.json"
-	runFile      = "run"
-	socketFile   = "run.sock"
-)
 
 // MaxProcesses bounds the plugins of a Host.
 const MaxProcesses = 32
@@ -46,12 +27,6 @@ var (
 	ErrNotLoaded  = errors.New("no such plugin is loaded; `agentctl plugin ls` shows them")
 	ErrNotRunning = errors.New("the relay is starting or stopping, try again")
 )
-
-// folderName is the form of a plugin's name, which is also the name of its folder.
-var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
-
-// reservedNames are names whose tools or resources belong to the relay.
-var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
 
 // Options configure a Host. Dir and Kernel must be given.
 type Options struct {
@@ -119,9 +94,9 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 	h.ctx = ctx
 	h.mu.Unlock()
 	for _, name := range names {
-		p, err := h.open(name)
+		s, err := h.open(name)
 		if err == nil {
-			_, err = h.start(p)
+			_, err = h.start(s)
 		}
 		if err != nil {
 			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
@@ -147,14 +122,15 @@ func (h *Host) Check(name string) error {
 // Load waits for at most initializeTimeout. A plugin that fails its first attempt is stopped
 // before Load returns the error, so that a failed Load leaves no process behind.
 func (h *Host) Load(ctx context.Context, name string) (*State, error) {
-	p, err := h.open(name)
+	src, err := h.open(name)
 	if err != nil {
 		return nil, err
 	}
-	pr, err := h.start(p)
+	pr, err := h.start(src)
 	if err != nil {
 		return nil, err
 	}
+	p := pr.plugin
 	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
 	for err == nil {
@@ -211,10 +187,10 @@ func (h *Host) List() []State {
 
 // start begins to supervise a plugin, in a goroutine that Run waits for. The goroutine's
 // context is that of Run and not of Load: a plugin outlives the call that loaded it.
-func (h *Host) start(p *Plugin) (*process, error) {
+func (h *Host) start(s source) (*process, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	name := p.manifest.Name
+	name := s.manifest.Name
 	switch {
 	case h.ctx == nil || h.stopped:
 		return nil, ErrNotRunning
@@ -223,7 +199,7 @@ func (h *Host) start(p *Plugin) (*process, error) {
 	case len(h.loaded) >= MaxProcesses:
 		return nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
 	}
-	switch p.manifest.Sandbox {
+	switch s.manifest.Sandbox {
 	case SandboxLandlock:
 		if err := sandbox.Available(); err != nil {
 			return nil, fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a separate service (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", name, err)
@@ -235,6 +211,8 @@ func (h *Host) start(p *Plugin) (*process, error) {
 		h.log.Warn("a plugin runs without a sandbox: it can read the relay's keys (--plugin-sandbox off)", zap.String("plugin", name))
 	}
 	ctx, cancel := context.WithCancel(h.ctx)
+	watches := newWatchSet()
+	p := newPlugin(s, watches, h.o.Version, h.log)
 	pr := &process{plugin: p, cancel: cancel, done: make(chan struct{})}
 	h.loaded[name] = pr
 	h.wg.Go(func() {
@@ -247,173 +225,10 @@ func (h *Host) start(p *Plugin) (*process, error) {
 			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
 		}
 		h.o.Kernel.Unload(p)
+		close(watches.unloaded)
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		delete(h.loaded, name)
 	})
 	return pr, nil
-}
-
-// open reads and checks the folder of a plugin. A user who can write to it can run
-// programs on the relay's machine, so only the relay's user and root may.
-//
-// A folder with neither an executable nor a socket is refused. Of a socket only its existence
-// is checked: the relay runs nothing of it, and the folder's owner decides which one it is.
-func (h *Host) open(name string) (*Plugin, error) {
-	if h.o.Dir == "" {
-		return nil, errors.New("the relay has no plugin directory; set one with --plugin-dir")
-	}
-	if !folderName.MatchString(name) || slices.Contains(reservedNames, name) {
-		return nil, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reservedNames, ", "))
-	}
-	root, err := os.OpenRoot(h.o.Dir)
-	if err != nil {
-		return nil, fmt.Errorf("open the plugin directory: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	for _, f := range []struct {
-		path string
-		typ  fs.FileMode
-	}{{".", fs.ModeDir}, {name, fs.ModeDir}, {filepath.Join(name, manifestFile), 0}} {
-		if err := checkOwner(root, f.path, f.typ); err != nil { // an owner could replace what is below
-			return nil, err
-		}
-	}
-	raw, err := readManifest(root, name)
-	if err != nil {
-		return nil, err
-	}
-	m, pm, err := parse(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
-	}
-	if m.Name != name {
-		return nil, fmt.Errorf("%s of plugin %s names the plugin %s: rename the folder or the plugin", manifestFile, name, m.Name)
-	}
-	dial, err := h.dialer(root, m, pm.Sandbox)
-	if err != nil {
-		return nil, err
-	}
-	return newPlugin(m, dial, h.o.Version, h.log), nil
-}
-
-// dialer decides how a plugin is reached: at the socket of its service, by starting its
-// executable, or at the socket in its folder, the first of these that is there. It sets
-// the manifest's Sandbox.
-func (h *Host) dialer(root *os.Root, m *kernel.Manifest, wants DeclaredSandbox) (func(context.Context) (*lineChannel, error), error) {
-	name := m.Name
-	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
-	if err != nil {
-		return nil, err
-	}
-	if path, err := h.serviceSocket(name); err != nil || path != "" {
-		m.Sandbox = SandboxService
-		return socketDialer(path), err
-	}
-	if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
-		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
-			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder", name, runFile, socketFile)
-		}
-		m.Sandbox = SandboxExternal
-		return socketDialer(filepath.Join(dir, socketFile)), nil
-	} else if err != nil {
-		return nil, err
-	}
-	c := &child{name: name, path: filepath.Join(dir, runFile), sandbox: !h.o.NoSandbox}
-	if h.o.DataDir != "" {
-		if c.data, err = filepath.Abs(filepath.Join(h.o.DataDir, name)); err != nil {
-			return nil, err
-		}
-	}
-	m.Sandbox = SandboxOff
-	if c.sandbox {
-		m.Sandbox = SandboxLandlock
-		if c.policy, err = h.policy(dir, c.data, wants); err != nil {
-			return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
-		}
-	}
-	return c.dial(h.log.With(zap.String("plugin", name))), nil
-}
-
-// policy is what a plugin in dir may use, with what its manifest asks for. The sandbox checks
-// when it starts that none of it is private.
-func (h *Host) policy(dir, data string, wants DeclaredSandbox) (sandbox.Policy, error) {
-	p := sandbox.Policy{Folder: dir, Data: data, NoNetwork: wants.Network != nil && !*wants.Network}
-	for _, f := range []struct {
-		to    *[]string
-		paths []string
-	}{{&p.Read, wants.Read}, {&p.Write, wants.Write}} {
-		for _, path := range f.paths {
-			if rest, ok := strings.CutPrefix(path, "~/"); ok {
-				home, err := os.UserHomeDir()
-				if err != nil {
-					return p, fmt.Errorf("sandbox: %s: the relay has no home directory: %w", path, err)
-				}
-				path = filepath.Join(home, rest)
-			}
-			*f.to = append(*f.to, path)
-		}
-	}
-	for _, path := range h.o.Private {
-		path, err := filepath.Abs(path)
-		if err != nil {
-			return p, err
-		}
-		p.Private = append(p.Private, path)
-	}
-	return p, nil
-}
-
-// serviceSocket returns the path of the socket of a plugin's service, or "" if it has none. A
-// user who could replace it would be given calls, so that only root and the relay's user may.
-func (h *Host) serviceSocket(name string) (string, error) {
-	if h.o.SocketDir == "" {
-		return "", nil
-	}
-	root, err := os.OpenRoot(h.o.SocketDir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	} else if err != nil {
-		return "", fmt.Errorf("open the directory of the plugins' sockets: %w", err)
-	}
-	defer func() { _ = root.Close() }()
-	file := name + ".sock"
-	if _, err := root.Lstat(file); errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return filepath.Join(h.o.SocketDir, file), checkOwner(root, ".", fs.ModeDir)
-}
-
-// readManifest reads a manifest, and no more than MaxManifest of a larger file.
-func readManifest(root *os.Root, name string) ([]byte, error) {
-	f, err := root.Open(filepath.Join(name, manifestFile))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }()
-	raw, err := io.ReadAll(io.LimitReader(f, MaxManifest+1))
-	if err == nil && len(raw) > MaxManifest {
-		err = fmt.Errorf("%s of plugin %s is larger than 1 MiB", manifestFile, name)
-	}
-	return raw, err
-}
-
-// checkOwner checks that path is of the type, not a link, and writable by root and the
-// user of this process only. Parents of the plugin directory are not checked: the operator
-// chose that path.
-func checkOwner(root *os.Root, path string, typ fs.FileMode) error {
-	st, err := root.Lstat(path)
-	at := filepath.Join(root.Name(), path)
-	switch {
-	case err != nil:
-		return fmt.Errorf("plugin: %w", err)
-	case st.Mode().Type() != typ:
-		return fmt.Errorf("plugin: %s must be a %s, not a link or anything else", path, map[fs.FileMode]string{0: "file", fs.ModeDir: "folder"}[typ])
-	case st.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("plugin: other users may write %s; fix it with: chmod go-w %s", at, at)
-	}
-	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Uid != 0 && int(sys.Uid) != os.Geteuid() {
-		return fmt.Errorf("plugin: %s belongs to uid %d, who could change what the relay runs; fix it with: chown %d %s", at, sys.Uid, os.Geteuid(), at)
-	}
-	return nil
 }

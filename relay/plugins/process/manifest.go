@@ -2,6 +2,8 @@ package process
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -195,6 +197,13 @@ func ParseManifest(data []byte) (*PluginManifest, error) {
 func Manifest(data []byte) (*kernel.Manifest, error) {
 	m, _, err := parse(data)
 	return m, err
+}
+
+// Digest is the SHA-256 of the bytes of a plugin.json, in hex: which version of it an operator
+// saw, consented to, or loaded.
+func Digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }
 
 // parse is Manifest, with the declaration that it was made of.

@@ -259,7 +259,7 @@ func FuzzParseManifest(f *testing.F) {
 		if !bytes.Equal(printed, reprinted) || !reflect.DeepEqual(m.Capabilities, again.Capabilities) {
 			t.Fatalf("printed as %s, then as %s", printed, reprinted)
 		}
-		p := newPlugin(m.Manifest(""), nil, "", zap.NewNop())
+		p := newPlugin(source{manifest: m.Manifest("")}, newWatchSet(), "", zap.NewNop())
 		if err := kernel.New(kernel.Options{}).Load(p, false); err != nil {
 			t.Fatalf("%s was accepted and cannot be loaded: %v", doc, err)
 		}

@@ -4,9 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"maps"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -18,36 +15,32 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Supervision of a plugin: run connects, offers the plugin to the kernel after the first
-// success, and connects again with back-off when the connection ends. The states are
+// Plugin is one version of a plugin in another process: its manifest, how it is reached, and its
+// present connection. A reload makes another Plugin for the new version. It implements
+// kernel.Plugin, Reader and Watcher.
 //
-//	starting    not offered yet: Load waits for the first connection, or fails
-//	up          conn is set: calls go to it
-//	down        conn is nil: calls wait up to maxRestartWait for the next connection
-//
-// A call in flight when the connection ends fails. It is not sent again, since the plugin may
-// have acted on it.
-const (
-	initializeTimeout = 10 * time.Second // from the start to the checked lists
-	maxRestartWait    = 2 * time.Second  // of a call, for a plugin that is down
-	minBackoff        = 100 * time.Millisecond
-	maxBackoff        = 30 * time.Second
-	stableAfter       = time.Minute // a connection of this length resets the back-off
-)
-
-// Plugin is a plugin in another process. It implements kernel.Plugin, Reader and Watcher.
+//	process   the plugin as the Host has it, from Load to Unload: what outlasts versions (watches)
+//	Plugin    a version: what outlasts restarts (manifest, digest, failures)
+//	conn      a connection: what ends with the program
 type Plugin struct {
-	dial     func(ctx context.Context) (*lineChannel, error)
-	manifest *kernel.Manifest
-	version  string // of the relay
-	log      *zap.Logger
+	source
+	version string // of the relay
+	log     *zap.Logger
+	watches *watchSet // shared by all versions
 
 	mu       sync.Mutex    // protects the fields below
 	conn     *conn         // nil while the plugin is down
 	changed  chan struct{} // closed and replaced when conn or lastErr changes
-	watches  map[string]map[*func()]struct{}
 	failures int
 	lastErr  string
+}
+
+// source is what the folder of a plugin says. It is read only.
+type source struct {
+	manifest *kernel.Manifest
+	declared *PluginManifest // what manifest was made from
+	digest   string          // of plugin.json, see Digest
+	dial     func(ctx context.Context) (*lineChannel, error)
 }
 
 var (
@@ -56,150 +49,13 @@ var (
 	_ kernel.Watcher = (*Plugin)(nil)
 )
 
-// newPlugin makes a plugin that connects with dial. Nothing starts before run.
-func newPlugin(m *kernel.Manifest, dial func(context.Context) (*lineChannel, error), version string, log *zap.Logger) *Plugin {
-	return &Plugin{
-		dial: dial, manifest: m, version: version, log: log.With(zap.String("plugin", m.Name)),
-		changed: make(chan struct{}), watches: make(map[string]map[*func()]struct{}),
-	}
+// newPlugin makes a version of a plugin. Nothing starts before run.
+func newPlugin(s source, watches *watchSet, version string, log *zap.Logger) *Plugin {
+	return &Plugin{source: s, version: version, log: log.With(zap.String("plugin", s.manifest.Name)), watches: watches, changed: make(chan struct{})}
 }
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest { return p.manifest }
-
-// run keeps the plugin running until ctx ends. It calls onUp after the first successful
-// handshake; an error of onUp ends it.
-//
-// Before each further attempt run waits half to all of the back-off, at random, so that
-// plugins that failed together do not all restart together.
-func (p *Plugin) run(ctx context.Context, onUp func() error) error {
-	attempts, isUp := 0, false
-	for {
-		start := time.Now()
-		c, err := p.connect(ctx)
-		if err == nil && !isUp {
-			if err := onUp(); err != nil {
-				c.close()
-				return err
-			}
-			isUp = true
-		}
-		if err == nil {
-			err = p.serve(ctx, c)
-		} else if !isUp && ctx.Err() == nil {
-			p.setState(nil, err) // Load waits for it
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if time.Since(start) >= stableAfter {
-			attempts = 0
-		}
-		// The shift is bounded against overflow: minBackoff<<12 is above maxBackoff already.
-		wait := min(minBackoff<<min(attempts, 12), maxBackoff)
-		wait = wait/2 + rand.N(wait/2)
-		attempts++
-		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
-		}
-	}
-}
-
-// serve makes calls go to a connection until it or ctx ends. It returns why.
-func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
-	p.log.Info("plugin is up", zap.String("mcp", c.version))
-	p.setState(c, nil)
-	p.resubscribe(ctx, c)
-	select {
-	case <-c.ended:
-		err = errors.New("its connection ended")
-	case <-ctx.Done():
-	}
-	// In this order, so that no new call chooses a connection that is being closed.
-	p.setState(nil, err)
-	c.close()
-	return err
-}
-
-// connect starts the server, initializes it and compares its lists with the manifest, all
-// within initializeTimeout. A process that it started outlives that context; the caller
-// closes the connection.
-func (p *Plugin) connect(ctx context.Context) (*conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
-	defer cancel()
-	ch, err := p.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := newConn(ch, p.notifyWatchers)
-	if err = c.initialize(ctx, p.version); err == nil {
-		err = p.checkServed(ctx, c)
-	}
-	if err != nil {
-		c.close()
-		return nil, err
-	}
-	return c, nil
-}
-
-// resubscribe subscribes to the watched resources at a new server. A Watch that begins from
-// now on finds the connection and subscribes itself.
-func (p *Plugin) resubscribe(ctx context.Context, c *conn) {
-	p.mu.Lock()
-	uris := slices.Sorted(maps.Keys(p.watches))
-	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
-	defer cancel()
-	for _, uri := range uris {
-		p.subscribe(ctx, c, uri)
-		p.notifyWatchers(uri) // it may have changed while the plugin was down
-	}
-}
-
-// subscribe asks the server to report changes of a resource. A refusal is only logged: the
-// watch goes on, and the next server may accept it.
-func (p *Plugin) subscribe(ctx context.Context, c *conn, uri string) {
-	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); {
-	case err == nil:
-		p.log.Debug("plugin accepted a subscription", zap.String("uri", uri))
-	case ctx.Err() == nil:
-		p.log.Warn("plugin refused a subscription", zap.String("uri", uri), zap.Error(err))
-	}
-}
-
-// checkServed checks that the server has everything that the manifest declares. Anything more
-// that the server lists is ignored. A list is not requested when the manifest declares
-// nothing of its kind, since the server may not support the method.
-func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
-	var tools, uris []string
-	for _, t := range p.manifest.Tools {
-		tools = append(tools, t.Name)
-	}
-	for _, r := range p.manifest.Resources {
-		uris = append(uris, r.URI)
-	}
-	for _, l := range []struct {
-		noun, method, list, key string
-		declared                []string
-	}{{"tool", "tools/list", "tools", "name", tools}, {"resource", "resources/list", "resources", "uri", uris}} {
-		if len(l.declared) == 0 {
-			continue
-		}
-		served, err := c.listNames(ctx, l.method, l.list, l.key)
-		if err != nil {
-			return err
-		}
-		for _, name := range l.declared {
-			if _, ok := served[name]; !ok {
-				return fmt.Errorf("plugin.json has the %s %s, %s of the server has not", l.noun, name, l.method)
-			}
-		}
-	}
-	return nil
-}
 
 // setState stores the connection, or why there is none, and wakes Load and waitConn. A nil
 // error, as at a stop by Unload, keeps the last one and counts no failure.
@@ -328,49 +184,14 @@ func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte
 	return res.Contents[0].Blob, nil
 }
 
-// Watch implements kernel.Watcher. A watch outlasts restarts of the plugin. The first one
-// of a URI subscribes at the server, the last one unsubscribes.
+// Watch implements kernel.Watcher. A watch outlasts restarts of the plugin and new versions of it.
 func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
-	// Functions cannot be compared, so the pointer identifies this watch.
-	key := &changed
-	p.mu.Lock()
-	watchers := p.watches[uri]
-	if watchers == nil {
-		watchers = make(map[*func()]struct{})
-		p.watches[uri] = watchers
-	}
-	watchers[key] = struct{}{}
-	isFirst, c := len(watchers) == 1, p.conn
-	p.mu.Unlock()
-	if isFirst && c != nil {
-		p.subscribe(ctx, c, uri)
-	}
-	<-ctx.Done()
-	p.mu.Lock()
-	delete(watchers, key)
-	isLast := len(watchers) == 0
-	if isLast {
-		delete(p.watches, uri)
-	}
-	c = p.conn
-	p.mu.Unlock()
-	if isLast && c != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": uri})
-	}
-	return ctx.Err()
+	return p.watches.watch(ctx, uri, changed)
 }
 
-// notifyWatchers calls the watchers of uri. They run without the lock, since the kernel may
-// start or end a watch meanwhile; one that has just ended may be called once more.
-func (p *Plugin) notifyWatchers(uri string) {
-	p.mu.Lock()
-	watchers := slices.Collect(maps.Keys(p.watches[uri]))
-	p.mu.Unlock()
-	for _, changed := range watchers {
-		(*changed)()
-	}
+// isWatchable reports whether this version has a resource of that URI that reports changes.
+func (p *Plugin) isWatchable(uri string) bool {
+	return slices.ContainsFunc(p.manifest.Resources, func(r *kernel.Resource) bool { return r.URI == uri && r.Watchable })
 }
 
 // State is the state of a plugin as operators see it.
