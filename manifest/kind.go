@@ -11,41 +11,6 @@ const (
 	Destructive SafetyClass = "destructive" // reserved: needs a commit_token
 )
 
-// Scopes of tokens. The set is closed: another word is refused when a token is minted and
-// grants nothing in a token that has it.
-const (
-	ScopeCallReadOnly    = "tools:call:read_only"
-	ScopeToolsList       = "tools:list"
-	ScopeDeviceConnect   = "device:connect"
-	ScopeDeviceEnroll    = "device:enroll"
-	ScopeEventsSubscribe = "events:subscribe"
-	ScopeEventsIngest    = "events:ingest"
-	ScopeTicketsRead     = "tickets:read"
-	ScopeTicketsWrite    = "tickets:write"
-	ScopeKernelAdmin     = "kernel:admin"
-	ScopeNodesWrite      = "nodes:write"   // names, tags, descriptions, removal and revocation of nodes
-	ScopeTokensWrite     = "tokens:write"  // minting, listing and revoking tokens over HTTP
-	ScopeInvitesWrite    = "invites:write" // making, listing and revoking invites over HTTP
-	// ScopeBoardsInspect is needed, beside the scope of the safety class, for the kinds that show
-	// what runs on a board and what it is connected to.
-	ScopeBoardsInspect = "boards:inspect"
-)
-
-// Scopes lists the closed set.
-var Scopes = []string{
-	ScopeCallReadOnly, ScopeToolsList, ScopeDeviceConnect, ScopeDeviceEnroll,
-	ScopeEventsSubscribe, ScopeEventsIngest, ScopeTicketsRead, ScopeTicketsWrite, ScopeKernelAdmin,
-	ScopeNodesWrite, ScopeTokensWrite, ScopeInvitesWrite, ScopeBoardsInspect,
-}
-
-// ScopeForClass returns the scope that a call of a tool of class c needs.
-func ScopeForClass(c SafetyClass) string {
-	if c == ReadOnly {
-		return ScopeCallReadOnly // one string, not one for each tool of each device
-	}
-	return "tools:call:" + string(c)
-}
-
 // Verb names, a closed set.
 const (
 	VerbInvoke    = "invoke"
