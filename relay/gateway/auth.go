@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"time"
 
+	"agentctl/relay/topic"
 	"agentctl/transport/edge"
 )
 
@@ -25,8 +26,8 @@ type Identity struct {
 	Tenant  string
 	Subject string // quotas and rates are counted by tenant and subject
 	Scopes  interface{ Has(scope string) bool }
-	Topics  []string     // topics and prefixes ("log/*") that the token is bound to; nil: all
-	Active  func() error // fails once the identity has ended; called once a second; nil: it cannot end
+	Topics  topic.Patterns // that the token is limited to; nil: all
+	Active  func() error   // fails once the identity has ended; called once a second; nil: it cannot end
 
 	isShared bool // by all holders of a configured token, or by all callers
 }

@@ -45,24 +45,3 @@ func FuzzFrame(f *testing.F) {
 		}
 	})
 }
-
-// FuzzTopics: what is accepted as a subscription says what it matches.
-func FuzzTopics(f *testing.F) {
-	f.Add("a,log/*, b", "log/level")
-	f.Fuzz(func(t *testing.T, topics, topic string) {
-		p, ok := parseTopics([]string{topics})
-		if !ok || !isValidTopic(topic) {
-			return
-		}
-		if len(p) > maxTopics {
-			t.Fatalf("%d topics", len(p))
-		}
-		want := p == nil
-		for _, one := range p {
-			want = want || one == topic || (strings.HasSuffix(one, "/*") && strings.HasPrefix(topic, one[:len(one)-1]))
-		}
-		if p.match(topic) != want {
-			t.Fatalf("%q in %q: %v", topic, p, !want)
-		}
-	})
-}

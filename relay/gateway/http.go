@@ -182,7 +182,7 @@ func (g *Gateway) checkIngest(id Identity, topic string) error {
 		return errAdminTopic
 	case slices.Contains(g.opts.RelayTopics, topic) && !isAdmin:
 		return denied("only the relay publishes to this topic; choose another, or one below it")
-	case !topicPatterns(id.Topics).match(topic):
+	case !id.Topics.Match(topic):
 		return errTopicNotGranted
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 
 	"agentctl/relay/eventlog"
 	"agentctl/relay/kernel"
+	"agentctl/relay/topic"
 )
 
 // storeLog is the relay's event log as a Log.
@@ -339,8 +340,8 @@ func TestResumeModel(t *testing.T) {
 			reading.Wait()
 			for c, r := range results {
 				want := 0
-				for _, topic := range posted {
-					if p, _ := parseTopics([]string{r.topics}); p.match(topic) {
+				for _, name := range posted {
+					if p, _ := topic.Parse(r.topics); p.Match(name) {
 						want++
 					}
 				}

@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/relay/topic"
 	"agentctl/strictjson"
 )
 
@@ -41,11 +42,11 @@ type Log interface {
 }
 
 // normalizeEvent checks an event and returns its data as compact JSON, which is one line.
-func normalizeEvent(topic string, data []byte, maxData int) ([]byte, error) {
+func normalizeEvent(name string, data []byte, maxData int) ([]byte, error) {
 	switch {
-	case !isValidTopic(topic):
+	case !topic.Valid(name):
 		return nil, ErrTopic
-	case isReservedTopic(topic):
+	case isReservedTopic(name):
 		return nil, ErrReserved
 	}
 	if len(data) == 0 {

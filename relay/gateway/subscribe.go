@@ -6,12 +6,13 @@ import (
 	"strings"
 	"time"
 
+	"agentctl/relay/topic"
 	"agentctl/transport/sse"
 )
 
 var (
 	errAdminTopic      = denied("the topics audit and kernel need the scope " + ScopeAdmin)
-	errTopicNotGranted = denied("the token does not cover this topic")
+	errTopicNotGranted = denied("the token is limited to other topics; see its own with: agentctl token ls")
 )
 
 // subscribe opens a stream. It refuses a request before the response head is sent, since an
@@ -89,21 +90,20 @@ func (g *Gateway) releaseStream(q *quota) {
 }
 
 // requestedFilter returns the filter of the requested topics. A topic that the identity may
-// not see is refused. A prefix is accepted: the filter checks each event against the granted
-// topics.
+// not see is refused, and a prefix below which it may see nothing. Of a prefix below which it may
+// see some topics it gets those.
 func requestedFilter(r *http.Request, id Identity) (eventFilter, error) {
-	topics, ok := parseTopics(r.URL.Query()["topics"])
-	if !ok {
+	topics, err := topic.Parse(r.URL.Query()["topics"]...)
+	if err != nil {
 		return eventFilter{}, badRequest(fmt.Sprintf(
-			"topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", maxTopics))
+			"topics is a list like a,b,log/* of at most %d names: each begins with a letter, a digit or _, and has up to 128 of A-Z a-z 0-9 _ . / -", topic.MaxPatterns))
 	}
 	filter := eventFilter{tenant: id.Tenant, isAdmin: id.Scopes.Has(ScopeAdmin), topics: topics, granted: id.Topics}
 	for _, t := range topics {
-		name, isPrefix := strings.CutSuffix(t, "/*")
-		if isAdminTopic(name) && !filter.isAdmin {
+		if isAdminTopic(strings.TrimSuffix(t, "/*")) && !filter.isAdmin {
 			return eventFilter{}, errAdminTopic
 		}
-		if !isPrefix && !filter.granted.match(t) {
+		if !filter.granted.Overlaps(t) {
 			return eventFilter{}, errTopicNotGranted
 		}
 	}
