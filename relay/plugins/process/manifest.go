@@ -49,8 +49,8 @@ type PluginManifest struct {
 	Resources         []DeclaredResource `json:"resources,omitempty"`
 	ResourceTemplates []DeclaredTemplate `json:"resourceTemplates,omitempty"`
 	Prompts           []DeclaredPrompt   `json:"prompts,omitempty"`
-	// Capabilities are the scopes that callers need, spelled "tickets.read" or
-	// "tickets:read".
+	// Capabilities are the scopes that callers need, spelled "notes.read" or "notes:read": scopes
+	// of the plugin, which begin with its name, and scopes of the relay.
 	Capabilities []string `json:"capabilities,omitempty"`
 	// Sandbox is what the program needs beyond what the sandbox allows to all.
 	Sandbox DeclaredSandbox `json:"sandbox,omitzero"`
@@ -271,19 +271,39 @@ func (p *PluginManifest) scope(capability string, i int) string {
 	if capability == "" && i >= 0 && i < len(p.Capabilities) {
 		capability = p.Capabilities[i]
 	}
-	if scope, ok := capabilityScope(capability); ok {
+	if scope, ok := capabilityScope(p.Name, capability); ok {
 		return scope
 	}
 	return manifest.ScopeKernelAdmin
 }
 
-// capabilityScope returns the scope that a capability stands for, in either spelling:
-// "tickets.read" and "tickets:read". Scopes of devices are not capabilities.
-func capabilityScope(capability string) (scope string, ok bool) {
-	for _, s := range manifest.Scopes {
-		if !strings.HasPrefix(s, "device:") && (s == capability || strings.ReplaceAll(s, ":", ".") == capability) {
+// Scopes returns the plugin's own scopes, in the order of the manifest.
+func (p *PluginManifest) Scopes() (scopes []string) {
+	for _, c := range p.Capabilities {
+		scope, _ := capabilityScope(p.Name, c)
+		if _, _, ok := manifest.PluginScope(scope); ok {
+			scopes = append(scopes, scope)
+		}
+	}
+	return scopes
+}
+
+// relayCapabilities are the relay's scopes that a manifest may require of callers.
+var relayCapabilities = []string{
+	manifest.ScopeCallReadOnly, manifest.ScopeToolsList, manifest.ScopeEventsSubscribe, manifest.ScopeEventsIngest,
+	manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite, manifest.ScopeBoardsInspect, manifest.ScopeKernelAdmin,
+}
+
+// capabilityScope returns the scope that a capability of a plugin stands for, in either spelling:
+// "notes.read" and "notes:read". ok is false for a scope of another plugin, so that no plugin can
+// take what an operator granted for another one.
+func capabilityScope(plugin, capability string) (scope string, ok bool) {
+	for _, s := range relayCapabilities {
+		if s == capability || strings.ReplaceAll(s, ":", ".") == capability {
 			return s, true
 		}
 	}
-	return "", false
+	scope = strings.Replace(capability, ".", ":", 1)
+	owner, _, ok := manifest.PluginScope(scope)
+	return scope, ok && owner == plugin
 }

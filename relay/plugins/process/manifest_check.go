@@ -17,7 +17,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 	"github.com/yosida95/uritemplate/v3"
 
+	"agentctl/manifest"
 	"agentctl/relay/kernel"
+	"agentctl/suggest"
 )
 
 // A plugin.json is checked in two steps, and the problems of both are reported together:
@@ -171,29 +173,34 @@ func (c *manifestChecker) relations() {
 	scopes := make(map[string]bool)
 	for i := range elements(c.doc, "capabilities") {
 		at := location{"capabilities"}.element(i)
-		if s, ok := c.text(at); ok {
-			scope, _ := capabilityScope(s)
+		s, ok := c.text(at)
+		if !ok || c.reported(location{"name"}) {
+			continue
+		}
+		if scope, ok := capabilityScope(plugin, s); ok {
 			c.unique(scopes, scope, s, at)
+		} else {
+			c.unknownCapability(plugin, s, at)
 		}
 	}
 	names, uris := make(map[string]bool), make(map[string]bool)
 	for i := range elements(c.doc, "tools") {
 		at := location{"tools"}.element(i)
 		c.identity(names, plugin+".", at.child("name"))
-		c.capability(scopes, at.child("capability"))
+		c.capability(plugin, scopes, at.child("capability"))
 		c.schema(at.child("inputSchema"))
 		c.schema(at.child("outputSchema"))
 	}
 	for i := range elements(c.doc, "resources") {
 		at := location{"resources"}.element(i)
 		c.identity(uris, "mcp://"+plugin+"/", at.child("uri"))
-		c.capability(scopes, at.child("capability"))
+		c.capability(plugin, scopes, at.child("capability"))
 		c.schema(at.child("contentSchema"))
 	}
 	for i := range elements(c.doc, "resourceTemplates") {
 		at := location{"resourceTemplates"}.element(i)
 		c.identity(uris, "mcp://"+plugin+"/", at.child("uriTemplate"))
-		c.capability(scopes, at.child("capability"))
+		c.capability(plugin, scopes, at.child("capability"))
 		if s, ok := c.text(at.child("uriTemplate")); ok {
 			if _, err := uritemplate.New(s); err != nil {
 				c.add(at.child("uriTemplate"), "%s is not a URI template of RFC 6570", quoted(s))
@@ -204,7 +211,7 @@ func (c *manifestChecker) relations() {
 	for i := range elements(c.doc, "prompts") {
 		at := location{"prompts"}.element(i)
 		c.identity(names, plugin+".", at.child("name"))
-		c.capability(scopes, at.child("capability"))
+		c.capability(plugin, scopes, at.child("capability"))
 	}
 	if program, ok := c.text(location{"command", "0"}); ok && program == "" {
 		c.add(location{"command", "0"}, "is empty: name the program")
@@ -238,12 +245,34 @@ func (c *manifestChecker) unique(seen map[string]bool, key, text string, at loca
 }
 
 // capability checks the capability that a tool or resource names as its own.
-func (c *manifestChecker) capability(scopes map[string]bool, at location) {
-	if s, ok := c.text(at); ok {
-		if scope, _ := capabilityScope(s); !scopes[scope] {
+func (c *manifestChecker) capability(plugin string, scopes map[string]bool, at location) {
+	if s, ok := c.text(at); ok && !c.reported(location{"name"}) {
+		if scope, ok := capabilityScope(plugin, s); !ok || !scopes[scope] {
 			c.add(at, "%s is not one of the manifest's capabilities; add it there", quoted(s))
 		}
 	}
+}
+
+// unknownCapability says why a capability is none that this plugin can declare.
+func (c *manifestChecker) unknownCapability(plugin, capability string, at location) {
+	ofRelay := dotted(relayCapabilities)
+	own := plugin + ".read, or "
+	if _, _, ok := manifest.PluginScope(plugin + ":read"); !ok {
+		own = "" // the name is one of the relay's
+	}
+	if owner, _, ok := manifest.PluginScope(strings.Replace(capability, ".", ":", 1)); ok {
+		c.add(at, "%s is a scope of plugin %s, and this is plugin %s (use %sone of %s)", quoted(capability), owner, plugin, own, strings.Join(ofRelay, ", "))
+		return
+	}
+	c.add(at, "%s is not a scope that callers may need%s (use %sone of %s)", quoted(capability), suggest.Hint(capability, ofRelay), own, strings.Join(ofRelay, ", "))
+}
+
+// dotted returns scopes as capabilities are spelled.
+func dotted(scopes []string) (capabilities []string) {
+	for _, s := range scopes {
+		capabilities = append(capabilities, strings.ReplaceAll(s, ":", "."))
+	}
+	return capabilities
 }
 
 // schema checks a schema's size and references. Its compiler says whether it is valid.

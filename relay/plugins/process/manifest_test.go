@@ -55,6 +55,41 @@ func TestParseManifest(t *testing.T) {
 	}
 }
 
+// A manifest declares scopes of its own plugin, in both spellings, and no other's.
+func TestManifestScopes(t *testing.T) {
+	const text = `{"name": "notes", "version": "1.0.0", "capabilities": ["notes.read", "tickets.read", "notes:admin_delete"],
+  "tools": [{"name": "notes.list", "description": "Lists.", "inputSchema": {"type": "object"}, "capability": "notes:read"},
+    {"name": "notes.delete", "description": "Deletes.", "inputSchema": {"type": "object"}}],
+  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes."}]}`
+	pm, err := ParseManifest([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := pm.Manifest("")
+	got := []string{m.Tools[0].Scope, m.Tools[1].Scope, m.Resources[0].Scope}
+	if want := []string{"notes:read", "notes:admin_delete", "notes:read"}; !slices.Equal(got, want) {
+		t.Errorf("the scopes of the tools and the resource are %v, want %v", got, want)
+	}
+	if got, want := pm.Scopes(), []string{"notes:read", "notes:admin_delete"}; !slices.Equal(got, want) {
+		t.Errorf("the plugin's scopes are %v, want %v", got, want)
+	}
+	// Under another name the same declarations are refused: the plugin would get what was granted
+	// for notes. So is a name under which the relay has its own scopes.
+	for _, name := range []string{"memo", "nodes"} {
+		_, err := ParseManifest([]byte(strings.ReplaceAll(strings.Replace(text, `"notes"`, `"`+name+`"`, 1), `"notes.list"`, `"`+name+`.list"`)))
+		if err == nil || !strings.Contains(err.Error(), `capabilities[0]: "notes.read" is a scope of plugin notes`) {
+			t.Errorf("plugin %s: %v", name, err)
+		}
+	}
+	if _, err := ParseManifest([]byte(`{"name": "nodes", "version": "1.0.0", "capabilities": ["nodes.write", "nodes.read"]}`)); err == nil || strings.Count(err.Error(), "may need") != 2 {
+		t.Errorf("a plugin declares scopes under a name of the relay: %v", err)
+	}
+	// The same scope in both spellings is one scope.
+	if _, err := ParseManifest([]byte(`{"name": "notes", "version": "1.0.0", "capabilities": ["notes.read", "notes:read"]}`)); err == nil || !strings.Contains(err.Error(), "given twice") {
+		t.Errorf("a capability in two spellings: %v", err)
+	}
+}
+
 // Everything wrong is named at once, with where it is and what would be right.
 func TestParseManifestNamesAll(t *testing.T) {
 	const bad = `{
@@ -67,7 +102,7 @@ func TestParseManifestNamesAll(t *testing.T) {
     "notes.add"
   ],
   "resources": [{"uri": "mcp://other/all", "description": "x"}, {"uri": "http://notes/", "description": "x", "subscribable": "yes", "capability": "kernel.admin"}],
-  "capabilities": ["tickets.read", "tickets:read", "root", "device.connect"]
+  "capabilities": ["tickets.read", "tickets:read", "root", "device.connect", "memo.read", "tickets.raed"]
 }`
 	_, err := ParseManifest([]byte(bad))
 	var e *ManifestError
@@ -77,8 +112,10 @@ func TestParseManifestNamesAll(t *testing.T) {
 	want := []string{
 		`unknown key "Tools" (use capabilities, command, env, name, `,
 		`capabilities[1]: "tickets:read" is given twice`,
-		`capabilities[2]: not valid: "root" (use one of tools.call.read_only, `,
-		`capabilities[3]: not valid: "device.connect" (use one of`,
+		`capabilities[2]: not valid: "root" (use a scope of the plugin: its name and a word, such as notes.read`,
+		`capabilities[3]: "device.connect" is not a scope that callers may need (use notes.read, or one of tools.call.read_only, `,
+		`capabilities[4]: "memo.read" is a scope of plugin memo, and this is plugin notes (use notes.read, or one of`,
+		`capabilities[5]: "tickets.raed" is not a scope that callers may need, did you mean "tickets.read"? (use`,
 		`resources[0].uri: "mcp://other/all" must begin with the plugin's name: mcp://notes/`,
 		`resources[1].capability: "kernel.admin" is not one of the manifest's capabilities`,
 		`resources[1].subscribable: must be of type boolean, not string`,
@@ -131,7 +168,7 @@ func publishedSchema(t testing.TB) *jsonschema.Schema {
 }
 
 // beyondSchema are the problems that the published schema cannot see.
-var beyondSchema = []string{"must begin with", "is given twice", "refers to another document", "is not one of the manifest's", "is larger than", "not strict JSON"}
+var beyondSchema = []string{"must begin with", "is given twice", "refers to another document", "is not one of the manifest's", "is larger than", "not strict JSON", "is a scope of plugin", "is not a scope that"}
 
 // agrees holds the parser against the published schema: what it accepts the schema accepts,
 // and what it refuses the schema refuses, but for what a schema cannot say.

@@ -356,7 +356,7 @@ func TestRefused(t *testing.T) {
 		}, "must begin with the plugin's name: mcp://odd/"},
 		{"a device's scope", func(r *harness) {
 			r.folder("odd", strings.Replace(odd, `"tools"`, `"capabilities":["device.connect"],"tools"`, 1), shellServer(""))
-		}, "(use one of tools.call.read_only, "},
+		}, "(use odd.read, or one of tools.call.read_only, "},
 		{"a schema that reads files", func(r *harness) {
 			r.folder("odd", strings.Replace(odd, `{"type":"object"}`, `{"$ref":"file:///etc/passwd"}`, 1), shellServer(""))
 		}, "refers to another document"},
