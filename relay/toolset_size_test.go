@@ -15,7 +15,7 @@ const (
 // TestToolsetSize: the toolset fleet is small, whatever plugin a tool of it belongs to.
 func TestToolsetSize(t *testing.T) {
 	r := newAdminTest(t).r
-	list, more := r.kernel.ListToolset(&kernel.Caller{Tenant: "default", Scopes: allScopes{}}, kernel.FleetToolset, "", 100)
+	list, more := r.kernel.ListToolset(&kernel.Caller{Tenant: "default", Scopes: allScopes{}}, "", kernel.FleetToolset, "", 100)
 	bytes := 0
 	for _, tool := range list {
 		n := len(tool.Name) + len(tool.Description) + len(tool.InputSchema)

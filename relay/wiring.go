@@ -144,6 +144,9 @@ func (r *Relay) newKernel() (err error) {
 				r.control.MiddlewareChanged()
 			}
 		},
+		OnListChange: func() {
+			r.kernel.NotifyChange("", kernel.Change{Tools: true, PluginTools: true, Resources: true, Prompts: true})
+		},
 	})
 	if err != nil {
 		return err
@@ -271,7 +274,8 @@ func (r *Relay) loadPlugins() error {
 		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
 	}
 	if r.pluginEnabled(PluginFleet) {
-		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}, Differs: r.stagesDiffer})
+		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}, Differs: r.stagesDiffer,
+			Refuses: func(kr *kernel.Request, tool string) bool { return r.kernel.Refuses(kr.Caller, kr.ConnID, tool) }})
 		plugins, r.builtins[PluginFleet] = append(plugins, f), f
 	}
 	if r.opt.Conformance {

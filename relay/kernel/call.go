@@ -71,7 +71,7 @@ func (k *Kernel) fail(ctx context.Context, r *Request, rec Record, err error) er
 	if errors.Is(err, ErrNoResource) {
 		rec.Code, rec.Reason = manifest.BadRequest, "resource"
 		// A plugin with templates may still serve the URI, and then that is audited.
-		if _, hasTemplates := k.MethodHandler(r.Caller, MethodRead); !hasTemplates || r.dispatched {
+		if _, hasTemplates := k.MethodHandler(r.Caller, r.ConnID, MethodRead); !hasTemplates || r.dispatched {
 			k.Audit(rec)
 		}
 		return ErrNoResource
@@ -397,24 +397,43 @@ func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
 	return e, nil
 }
 
-// MayRead reports whether a caller may read a resource. A resource that is gone, as a device's may
-// be for a while, reveals nothing and may be read by everybody who could name it.
-func (k *Kernel) MayRead(c *Caller, uri string) bool {
+// MayRead reports whether a caller may read a resource: it has the scope, and no stage refuses it on
+// the connection connID ("": none). A resource that is gone, as a device's may be for a while,
+// reveals nothing and may be read by everybody who could name it.
+func (k *Kernel) MayRead(c *Caller, connID, uri string) bool {
 	k.mu.RLock()
 	e, ok := k.resources[uri]
 	k.mu.RUnlock()
-	return !ok || c.Has(e.resource.Scope) && e.plugin.visibleTo(c)
+	return !ok || c.Has(e.resource.Scope) && e.plugin.visibleTo(c) &&
+		!(k.pipe.MayRefuse() && k.pipe.Refuses(e.resource.request(c, connID, e.plugin)))
 }
 
 // MethodHandler finds the plugin that serves an MCP method beyond tools and resources; the
-// first by name, when there are several. It is called within the plugin's bounds.
-func (k *Kernel) MethodHandler(c *Caller, method string) (MethodHandler, bool) {
+// first by name, when there are several. It is called within the plugin's bounds. A plugin whose
+// method a stage refuses to this caller, on the connection connID, is not found.
+func (k *Kernel) MethodHandler(c *Caller, connID, method string) (MethodHandler, bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, l := range k.methods[method] {
-		if l.visibleTo(c) {
+		if l.visibleTo(c) && !k.refusesMethod(&Request{Caller: c, Method: method, ConnID: connID, plugin: l}) {
 			return supervisedHandler{k, l}, true
 		}
 	}
 	return nil, false
+}
+
+// useOf has the method that uses what the method of a list shows: who may not use it does not see the
+// list either.
+var useOf = map[string]string{"prompts/list": "prompts/get", "resources/templates/list": MethodRead}
+
+// refusesMethod reports whether a stage refuses a method of a plugin, or the use of what it lists.
+func (k *Kernel) refusesMethod(r *Request) bool {
+	if !k.pipe.MayRefuse() {
+		return false
+	}
+	if k.pipe.Refuses(r) {
+		return true
+	}
+	r.Method = useOf[r.Method]
+	return r.Method != "" && k.pipe.Refuses(r)
 }

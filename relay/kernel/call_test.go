@@ -107,7 +107,7 @@ func TestTenantsCannotBeProbed(t *testing.T) {
 				if got := toolNames(k, c); len(got) != 0 {
 					t.Errorf("a foreign tenant lists %v", got)
 				}
-				if page, _ := k.ListResources(c, "", 10); len(page) != 0 {
+				if page, _ := k.ListResources(c, "", "", 10); len(page) != 0 {
 					t.Errorf("a foreign tenant lists %v", page[0].URI)
 				}
 				for _, uri := range []string{metricsURI(nodeB), "acme://all"} {

@@ -224,7 +224,7 @@ func TestPages(t *testing.T) {
 	after := ""
 	for more := true; more; {
 		var page []*kernel.Resource
-		page, more = k.ListResources(reader("a"), after, 1)
+		page, more = k.ListResources(reader("a"), "", after, 1)
 		for _, r := range page {
 			uris = append(uris, r.URI)
 			after = r.URI
@@ -259,7 +259,7 @@ func TestMethodFindsTheFirstByName(t *testing.T) {
 	load(t, k, second, first, theirs)
 	answers := func(method, want string) {
 		t.Helper()
-		got, ok := k.MethodHandler(reader("a"), method)
+		got, ok := k.MethodHandler(reader("a"), "", method)
 		if ok != (want != "") {
 			t.Fatalf("Method(%s): %v", method, ok)
 		}
@@ -291,7 +291,7 @@ func TestMethodsAreSupervised(t *testing.T) {
 		will := func(fn func() (json.RawMessage, error)) { serve.Store(&fn) }
 		load(t, k, p)
 		call := func() error {
-			m, _ := k.MethodHandler(reader("a"), "prompts/list")
+			m, _ := k.MethodHandler(reader("a"), "", "prompts/list")
 			_, err := m.HandleMethod(t.Context(), reader("a"), nil, "prompts/list", nil)
 			return err
 		}

@@ -91,9 +91,9 @@ func (k *Kernel) viewLocked(tenant string) *view {
 	return v
 }
 
-// page merges sorted lists and returns up to limit elements that the caller has the scope for. more
-// reports whether another one follows.
-func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more bool) {
+// page merges sorted lists and returns up to limit elements that the caller has the scope for and
+// that hides, if it is set, does not hide. more reports whether another one follows.
+func page[T sortable](c *Caller, limit int, hides func(T) bool, lists ...sorted[T]) (taken []T, more bool) {
 	checked, has := "", false // the last scope: neighbors mostly need the same one
 	mayInspect := c.Has(manifest.ScopeBoardsInspect)
 	size := 1
@@ -115,7 +115,7 @@ func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more
 		if scope := next.scope(); scope != checked {
 			checked, has = scope, c.Has(scope)
 		}
-		if !has || next.inspects() && !mayInspect {
+		if !has || next.inspects() && !mayInspect || hides != nil && hides(next) {
 			continue
 		}
 		if len(taken) == limit {
@@ -130,14 +130,14 @@ func page[T sortable](c *Caller, limit int, lists ...sorted[T]) (taken []T, more
 
 // ListTools is ListToolset for the tools that a client gets which asks for no others.
 func (k *Kernel) ListTools(c *Caller, after string, limit int) (tools []*Tool, more bool) {
-	return k.ListToolset(c, DefaultToolset, after, limit)
+	return k.ListToolset(c, "", DefaultToolset, after, limit)
 }
 
 // ListToolset returns up to limit tools of a set that the caller may use, in ascending order of
 // their names, beginning after the name `after` ("" for the start). more reports whether another
-// page follows. It lists neither tools of other tenants nor tools that the caller lacks the scope
-// for.
-func (k *Kernel) ListToolset(c *Caller, set Toolset, after string, limit int) (tools []*Tool, more bool) {
+// page follows. It lists neither tools of other tenants, nor tools that the caller lacks the scope
+// for, nor tools whose calls on the connection connID ("": none) a stage refuses.
+func (k *Kernel) ListToolset(c *Caller, connID string, set Toolset, after string, limit int) (tools []*Tool, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	own, shared := k.viewsLocked(c.Tenant)
@@ -150,15 +150,50 @@ func (k *Kernel) ListToolset(c *Caller, set Toolset, after string, limit int) (t
 	if list := k.pluginToolsLocked(c, set); len(list) > 0 {
 		lists = append(lists, list.after(after))
 	}
-	return page(c, limit, lists...)
+	var hides func(*Tool) bool
+	if k.pipe.MayRefuse() {
+		hides = func(t *Tool) bool { return k.pipe.Refuses(t.request(c, connID, k.tools[t.Name].plugin)) }
+	}
+	return page(c, limit, hides, lists...)
 }
 
-// ListResources is ListTools for resources.
-func (k *Kernel) ListResources(c *Caller, after string, limit int) (resources []*Resource, more bool) {
+// ListResources is ListToolset for resources.
+func (k *Kernel) ListResources(c *Caller, connID, after string, limit int) (resources []*Resource, more bool) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	own, shared := k.viewsLocked(c.Tenant)
-	return page(c, limit, own.resources.after(after), shared.resources.after(after))
+	var hides func(*Resource) bool
+	if k.pipe.MayRefuse() {
+		hides = func(r *Resource) bool { return k.pipe.Refuses(r.request(c, connID, k.resources[r.URI].plugin)) }
+	}
+	return page(c, limit, hides, own.resources.after(after), shared.resources.after(after))
+}
+
+// request is a call of the tool as the stages see it.
+func (t *Tool) request(c *Caller, connID string, l *loaded) *Request {
+	return &Request{Caller: c, Method: MethodCall, Tool: t.Name, ConnID: connID, plugin: l, scope: t.Scope}
+}
+
+// request is a read of the resource as the stages see it.
+func (r *Resource) request(c *Caller, connID string, l *loaded) *Request {
+	return &Request{Caller: c, Method: MethodRead, URI: r.URI, ConnID: connID, plugin: l, scope: r.Scope}
+}
+
+// Refuses reports whether a stage refuses every call of a tool by this caller, so that lists leave it
+// out. It does not check scopes.
+func (k *Kernel) Refuses(c *Caller, connID, tool string) bool {
+	if !k.pipe.MayRefuse() {
+		return false
+	}
+	r := &Request{Caller: c, Tool: tool, ConnID: connID}
+	k.resolve(r)
+	return k.pipe.Refuses(r)
+}
+
+// Applies reports whether a stage is enabled for calls of a tool by this caller.
+func (k *Kernel) Applies(stage string, c *Caller, connID string, t *Tool) bool {
+	e, ok := k.tool(t.Name)
+	return ok && k.pipe.Applies(stage, t.request(c, connID, e.plugin))
 }
 
 // emptyView is the view of a tenant that has no plugins. It is read only.

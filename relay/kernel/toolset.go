@@ -68,7 +68,8 @@ func (k *Kernel) PluginNames(c *Caller) (names []string) {
 	for _, v := range []*view{own, shared} {
 		for _, g := range []ToolGroup{GroupRelay, GroupFleet} {
 			for _, t := range v.tools[g] {
-				if l := k.tools[t.Name].plugin; c.Has(t.Scope) && !l.isDevice() {
+				l := k.tools[t.Name].plugin
+				if c.Has(t.Scope) && !l.isDevice() && !(k.pipe.MayRefuse() && k.pipe.Refuses(t.request(c, "", l))) {
 					names = append(names, l.manifest.Name)
 				}
 			}
@@ -76,6 +77,24 @@ func (k *Kernel) PluginNames(c *Caller) (names []string) {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// PluginToolNames are the names of the listed tools of all plugins of a tenant that are not boards,
+// whoever may use them.
+func (k *Kernel) PluginToolNames(tenant string) (names []string) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	own, shared := k.viewsLocked(tenant)
+	for _, v := range []*view{own, shared} {
+		for _, g := range []ToolGroup{GroupRelay, GroupFleet} {
+			for _, t := range v.tools[g] {
+				if t.NodeID == "" {
+					names = append(names, t.Name)
+				}
+			}
+		}
+	}
+	return names
 }
 
 // pluginToolsLocked are the tools of the set's plugins, ascending by name, without those of its

@@ -125,7 +125,7 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 
 // isServed reports whether a loaded plugin serves a method that the kernel does not know.
 func (t *tenant) isServed(x *exchange, method string) bool {
-	_, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
+	_, ok := t.h.opts.Kernel.MethodHandler(x.caller, x.sessionID(), method)
 	return ok
 }
 

@@ -17,7 +17,7 @@ import (
 // serves it. Params and result pass as JSON. The kernel bounds the time. hasParams is false for
 // a request without params, which the plugin sees as an empty object.
 func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange, method string, req *sdk.ServerRequest[P], hasParams bool) (sdk.Result, error) {
-	plugin, ok := t.h.opts.Kernel.MethodHandler(x.caller, method)
+	plugin, ok := t.h.opts.Kernel.MethodHandler(x.caller, x.sessionID(), method)
 	if !ok {
 		if method == "resources/templates/list" { // resources are always offered, if only an empty list
 			b := &objectBuilder{}

@@ -23,7 +23,10 @@ func isURI(uri string) bool {
 
 // listResources renders one page of the resources that the caller may read.
 func (t *tenant) listResources(x *exchange, cursor string) (sdk.Result, error) {
-	return listPage(t, x, "resources", cursor, 256, t.h.opts.Kernel.ListResources,
+	list := func(c *kernel.Caller, after string, limit int) ([]*kernel.Resource, bool) {
+		return t.h.opts.Kernel.ListResources(c, x.sessionID(), after, limit)
+	}
+	return listPage(t, x, "resources", cursor, 256, list,
 		func(r *kernel.Resource) string { return r.URI },
 		func(b *objectBuilder, r *kernel.Resource) {
 			b.str("uri", r.URI)
@@ -85,7 +88,7 @@ func isText(mime string) bool {
 // words. watchCounts bounds the share of one tenant in the kernel's watches; several
 // watches of one resource count once.
 func (t *tenant) watchResource(x *exchange, uri string) (release func(), err error) {
-	if !isURI(uri) {
+	if !isURI(uri) || !t.h.opts.Kernel.MayRead(x.caller, x.sessionID(), uri) {
 		return nil, resourceNotFound(uri)
 	}
 	t.mu.Lock()

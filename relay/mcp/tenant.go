@@ -207,7 +207,7 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 	for _, l := range listeners {
 		c := kernel.Change{Tools: c.Tools && (c.PluginTools || l.x.toolset.HasBoards()) && l.want.ToolsListChanged, Resources: c.Resources && l.want.ResourcesListChanged,
 			Prompts: c.Prompts && l.want.PromptsListChanged}
-		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] && t.h.opts.Kernel.MayRead(l.x.caller, uri) })
+		t.sendChanges(ctx, l.ss, l.meta, c, updated, func(uri string) bool { return l.uris[uri] && t.h.opts.Kernel.MayRead(l.x.caller, l.x.sessionID(), uri) })
 	}
 }
 
@@ -215,7 +215,7 @@ func (t *tenant) notify(ctx context.Context, c kernel.Change, updated map[string
 func (t *tenant) notifySession(ctx context.Context, s *session, callers []*kernel.Caller, c kernel.Change, updated map[string]bool) {
 	c.Tools = c.Tools && (c.PluginTools || s.listsBoards()) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !mayListTools(caller) })
 	t.sendChanges(ctx, s.ss, func() sdk.Meta { return nil }, c, updated, func(uri string) bool {
-		return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, uri) })
+		return s.isSubscribed(uri) && !slices.ContainsFunc(callers, func(caller *kernel.Caller) bool { return !t.h.opts.Kernel.MayRead(caller, s.id, uri) })
 	})
 }
 

@@ -19,7 +19,7 @@ import (
 // their names. The schemas are the kernel's bytes.
 func (t *tenant) listTools(x *exchange, cursor string) (sdk.Result, error) {
 	list := func(c *kernel.Caller, after string, limit int) ([]*kernel.Tool, bool) {
-		return t.h.opts.Kernel.ListToolset(c, x.toolset, after, limit)
+		return t.h.opts.Kernel.ListToolset(c, x.sessionID(), x.toolset, after, limit)
 	}
 	return listPage(t, x, "tools", cursor, 1024, list,
 		func(tool *kernel.Tool) string { return tool.Name },
@@ -152,15 +152,9 @@ func (t *tenant) flatNames(c *kernel.Caller) map[string]string {
 		return m
 	}
 	m = make(map[string]string)
-	everything := &kernel.Caller{Tenant: c.Tenant, Scopes: allScopes{}}
-	for after, more := "", true; more; {
-		var page []*kernel.Tool
-		page, more = t.h.opts.Kernel.ListToolset(everything, kernel.PluginToolset, after, 1000)
-		for _, tool := range page {
-			if tool.NodeID == "" && strings.Contains(tool.Name, ".") {
-				m[flatName(tool.Name)] = tool.Name
-			}
-			after = tool.Name
+	for _, name := range t.h.opts.Kernel.PluginToolNames(c.Tenant) {
+		if strings.Contains(name, ".") {
+			m[flatName(name)] = name
 		}
 	}
 	t.mu.Lock()
@@ -187,11 +181,6 @@ func (t *tenant) dropFlatNames() {
 	t.toolsGeneration++
 	t.mu.Unlock()
 }
-
-// allScopes is a scope set that holds every scope.
-type allScopes struct{}
-
-func (allScopes) Has(string) bool { return true }
 
 // makeCursor makes the cursor of a next page, which is opaque to clients: a version and the
 // last name of this page.

@@ -40,6 +40,9 @@ type Stage[Req, Res any] struct {
 	// list, handles the request earlier and the response later. A list in another order is
 	// refused; rules about stages that are not in the list do not apply.
 	OuterTo []OrderRule
+	// Refuses, when set, reports whether the stage refuses a request whatever its content, so that
+	// lists leave out what it would refuse. It is quick and does not change the request.
+	Refuses func(req Req) bool
 }
 
 // OrderRule is one constraint on the order of a list.
@@ -61,6 +64,9 @@ type Pipeline[Req, Res any] struct {
 type composed[Req, Res any] struct {
 	entries []Entry[Req, Res]
 	handle  Handler[Req, Res]
+	// enabled has the groups with an enabled entry, the narrowest entry of each first; refusing has
+	// those of enabled with a Refuses function.
+	enabled, refusing [][]Entry[Req, Res]
 }
 
 // New makes a pipeline around inner; the first stage is the outermost. It panics on a
@@ -102,8 +108,17 @@ func (p *Pipeline[Req, Res]) SwapEntries(entries ...Entry[Req, Res]) error {
 	}
 	c := &composed[Req, Res]{handle: p.inner, entries: slices.Clone(entries)}
 	for _, g := range slices.Backward(groups) {
+		narrowestFirst := func(a, b Entry[Req, Res]) int { return int(b.Scope.Kind) - int(a.Scope.Kind) }
+		g = slices.Clone(g)
+		slices.SortStableFunc(g, narrowestFirst)
 		if c.handle, err = wrap(g, c.handle); err != nil {
 			return err
+		}
+		if slices.ContainsFunc(g, func(e Entry[Req, Res]) bool { return e.Enabled }) {
+			c.enabled = append(c.enabled, g)
+		}
+		if slices.ContainsFunc(g, func(e Entry[Req, Res]) bool { return e.Enabled && e.Stage.Refuses != nil }) {
+			c.refusing = append(c.refusing, g)
 		}
 	}
 	p.list.Store(c)
@@ -124,6 +139,29 @@ func (p *Pipeline[Req, Res]) Names() []string {
 		}
 	}
 	return names
+}
+
+// MayRefuse reports whether any request could be refused by Refuses. It is cheap, so that lists need
+// not ask for each of their elements.
+func (p *Pipeline[Req, Res]) MayRefuse() bool { return len(p.list.Load().refusing) > 0 }
+
+// Refuses reports whether a stage that is in force for req refuses it whatever its content.
+func (p *Pipeline[Req, Res]) Refuses(req Req) bool {
+	return slices.ContainsFunc(p.list.Load().refusing, func(g []Entry[Req, Res]) bool {
+		e := narrowest(g, req)
+		return e != nil && e.Enabled && e.Stage.Refuses != nil && e.Stage.Refuses(req)
+	})
+}
+
+// Applies reports whether the stage of that name is enabled for req.
+func (p *Pipeline[Req, Res]) Applies(name string, req Req) bool {
+	for _, g := range p.list.Load().enabled {
+		if g[0].Stage.Name == name {
+			e := narrowest(g, req)
+			return e != nil && e.Enabled
+		}
+	}
+	return false
 }
 
 // group checks the entries one by one and gathers the adjacent ones of each stage.

@@ -68,15 +68,25 @@ type Entry[Req, Res any] struct {
 	Match func(req Req) bool
 }
 
-// wrap makes a handler from the entries of one stage and the next handler. Each request
-// takes the branch of the narrowest entry that matches, or else that of the global entry.
+// narrowest returns the entry of a stage that decides about req: the first that matches, since the
+// narrowest are first. nil: none matches.
+func narrowest[Req, Res any](group []Entry[Req, Res], req Req) *Entry[Req, Res] {
+	for i := range group {
+		if e := &group[i]; e.Match == nil || e.Match(req) {
+			return e
+		}
+	}
+	return nil
+}
+
+// wrap makes a handler from the entries of one stage, the narrowest first, and the next handler.
+// Each request takes the branch of the narrowest entry that matches, or else that of the global
+// entry.
 func wrap[Req, Res any](group []Entry[Req, Res], next Handler[Req, Res]) (Handler[Req, Res], error) {
 	type branch struct {
 		match  func(Req) bool
 		handle Handler[Req, Res]
 	}
-	group = slices.Clone(group)
-	slices.SortStableFunc(group, func(a, b Entry[Req, Res]) int { return int(b.Scope.Kind) - int(a.Scope.Kind) })
 	var branches []branch
 	fallback := next // for a request that no branch matches
 	for _, e := range group {

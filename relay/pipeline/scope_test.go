@@ -189,3 +189,35 @@ func TestGlobalEntriesCostNothing(t *testing.T) {
 		t.Errorf("%v allocations, went %q", n, r.trail)
 	}
 }
+
+// TestRefuses: the narrowest entry that matches decides whether a request is refused, and whether a
+// stage applies to it.
+func TestRefuses(t *testing.T) {
+	has := func(s string) func(string) bool { return func(r string) bool { return strings.Contains(r, s) } }
+	pass := func(next pipeline.Handler[string, string]) pipeline.Handler[string, string] { return next }
+	entry := func(name string, scope pipeline.Scope, enabled bool, match, refuses func(string) bool) pipeline.Entry[string, string] {
+		return pipeline.Entry[string, string]{Stage: pipeline.Stage[string, string]{Name: name, Wrap: pass, Refuses: refuses}, Scope: scope, Enabled: enabled, Match: match}
+	}
+	p := pipeline.New(func(_ context.Context, r string) (string, error) { return r, nil })
+	if p.MayRefuse() || p.Refuses("x") || p.Applies("a", "x") {
+		t.Error("an empty list refuses or applies")
+	}
+	if err := p.SwapEntries(
+		entry("a", pipeline.Scope{}, true, nil, has("bad")),
+		entry("a", pipeline.Scope{Kind: pipeline.Transport, Name: "t"}, false, has("t:"), has("bad")),
+		entry("a", pipeline.Scope{Kind: pipeline.Connection, Name: "c"}, true, has("c:"), nil),
+		entry("b", pipeline.Scope{}, false, nil, has("")),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for r, want := range map[string][2]bool{ // refused; a applies
+		"good": {false, true}, "bad": {true, true}, "t:bad": {false, false}, "c:bad": {false, true}, "c:t:bad": {false, true},
+	} {
+		if p.Refuses(r) != want[0] || p.Applies("a", r) != want[1] {
+			t.Errorf("%s: refused %t, applies %t", r, p.Refuses(r), p.Applies("a", r))
+		}
+	}
+	if !p.MayRefuse() || p.Applies("b", "x") {
+		t.Error("a stage that is off applies, or one that is on does not")
+	}
+}

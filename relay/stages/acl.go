@@ -23,7 +23,7 @@ const (
 type aclRule struct {
 	Effect    string                    `json:"effect"`           // allow, deny or transform
 	Scope     string                    `json:"scope,omitempty"`  // that the tool or resource needs
-	Method    string                    `json:"method,omitempty"` // tools/call or resources/read
+	Method    string                    `json:"method,omitempty"` // tools/call, resources/read, prompts/get, ...
 	Tool      string                    `json:"tool,omitempty"`
 	URI       string                    `json:"uri,omitempty"`
 	Tenant    string                    `json:"tenant,omitempty"`
@@ -76,6 +76,17 @@ func decodeRule(where string, data []byte) (r aclRule, err error) {
 }
 
 func (a *acl) config() any { return a }
+
+// refuses reports whether the rules deny a request. They look at no argument, so that what they deny
+// need not be listed.
+func (a *acl) refuses(r *kernel.Request) bool {
+	for i := range a.Rules {
+		if rule := &a.Rules[i]; rule.Effect != "transform" && rule.matches(r) {
+			return rule.Effect == "deny"
+		}
+	}
+	return false
+}
 
 // wrap tries the rules in their order. It changes the request in place: the arguments after
 // a transform are those that the plugin gets and that later stages see.

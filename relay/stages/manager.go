@@ -23,6 +23,9 @@ type Options struct {
 	KeyDir string
 	// OnChange is called after each change of the list, by the goroutine that made it.
 	OnChange func()
+	// OnListChange is called like OnChange, after a change of what the lists of tools, resources and
+	// prompts have: rules of acl, or whether compress is enabled.
+	OnListChange func()
 }
 
 // Middleware is one entry of the list. It is an alias of a plain struct, so that the
@@ -45,6 +48,8 @@ type Manager struct {
 
 	mu   sync.Mutex // protects rows; OnChange is called without it
 	rows []row      // in the order of the list; replaced, never changed in place
+	// listed are the entries that decide about lists, as JSON. mu protects it.
+	listed string
 }
 
 // row is a stage with its scopes. lines[0] is the global one.
@@ -209,28 +214,33 @@ func (r *row) prune() {
 // change applies fn to a copy of the rows and puts the result into force. OnChange runs after
 // mu was released, so that it may call the Manager again.
 func (m *Manager) change(fn func([]row) ([]row, error)) error {
-	if err := m.applyChange(fn); err != nil {
+	listsChanged, err := m.applyChange(fn)
+	if err != nil {
 		return err
 	}
 	if m.env.opt.OnChange != nil {
 		m.env.opt.OnChange()
 	}
+	if listsChanged && m.env.opt.OnListChange != nil {
+		m.env.opt.OnListChange()
+	}
 	return nil
 }
 
-// applyChange is change without OnChange. It takes mu itself.
-func (m *Manager) applyChange(fn func([]row) ([]row, error)) error {
+// applyChange is change without the callbacks. It takes mu itself.
+func (m *Manager) applyChange(fn func([]row) ([]row, error)) (listsChanged bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	rows := slices.Clone(m.rows)
 	for i := range rows {
 		rows[i].lines = slices.Clone(rows[i].lines)
 	}
-	rows, err := fn(rows)
-	if err != nil {
-		return err
+	if rows, err = fn(rows); err != nil {
+		return false, err
 	}
-	return m.swap(rows)
+	before := m.listed
+	err = m.swap(rows)
+	return m.listed != before, err
 }
 
 // swap puts the rows into force. m.mu is held, or no other goroutine has m yet.
@@ -240,6 +250,7 @@ func (m *Manager) applyChange(fn func([]row) ([]row, error)) error {
 func (m *Manager) swap(rows []row) error {
 	var entries []pipeline.Entry[*kernel.Request, *kernel.Result]
 	var redactors []*redactor
+	var listed []Middleware
 	for _, r := range rows {
 		for _, l := range r.lines {
 			st := l.stage
@@ -256,6 +267,12 @@ func (m *Manager) swap(rows []row) error {
 			case l.enabled:
 				return invalid(r.kind.name, "configure it first: it has no default")
 			}
+			if ref, ok := st.(refuser); ok {
+				e.Stage.Refuses = ref.refuses
+			}
+			if r.kind.decidesLists && (l.enabled || l.scope.Kind != pipeline.Global) {
+				listed = append(listed, Middleware{r.kind.name, l.scope.String(), l.enabled, e.Config})
+			}
 			if red, ok := st.(*redactor); ok && l.enabled && !slices.Contains(redactors, red) {
 				redactors = append(redactors, red)
 			}
@@ -265,7 +282,7 @@ func (m *Manager) swap(rows []row) error {
 	if err := m.pipe.SwapEntries(entries...); err != nil {
 		return invalid("order", err.Error())
 	}
-	m.rows = rows
+	m.rows, m.listed = rows, string(encode(listed))
 	m.redactors.Store(&redactors)
 	return nil
 }

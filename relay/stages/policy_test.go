@@ -2,7 +2,9 @@ package stages_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -59,6 +61,9 @@ func TestACL(t *testing.T) {
 	}
 	for _, tt := range tests {
 		set(t, m, "acl", `{"rules":`+tt.rules+`}`)
+		if got := isListed(k, tt.req); got != (tt.denied == "") {
+			t.Errorf("%s: listed %t, denied %q", tt.name, got, tt.denied)
+		}
 		for range 2 { // a repetition meets the same
 			r := *tt.req
 			_, err := k.Call(t.Context(), &r)
@@ -76,6 +81,69 @@ func TestACL(t *testing.T) {
 	set(t, m, "acl", `{"rules":[{"effect":"deny","scope":"*"}]}`)
 	_, err := k.Call(t.Context(), call("nobody.do"))
 	wantCode(t, "nobody's tool", err, manifest.BadRequest, "name")
+}
+
+// isListed reports whether the caller of a request sees its tool or resource in the lists.
+func isListed(k *kernel.Kernel, r *kernel.Request) bool {
+	tools, _ := k.ListToolset(r.Caller, r.ConnID, kernel.AllTools, "", 100)
+	resources, _ := k.ListResources(r.Caller, r.ConnID, "", 100)
+	if r.Method == kernel.MethodRead {
+		return slices.ContainsFunc(resources, func(l *kernel.Resource) bool { return l.URI == r.URI }) && k.MayRead(r.Caller, r.ConnID, r.URI)
+	}
+	return slices.ContainsFunc(tools, func(l *kernel.Tool) bool { return l.Name == r.Tool }) && !k.Refuses(r.Caller, r.ConnID, r.Tool)
+}
+
+// TestACLListsInScope: a list leaves out what the rules of the caller's own scopes deny, and a change
+// of rules is reported once, also when it is undone.
+func TestACLListsInScope(t *testing.T) {
+	changes := 0
+	p, q := &plugin{name: "p"}, &plugin{name: "q"}
+	k, m := newKernel(t, stages.Options{OnListChange: func() { changes++ }}, p, q)
+	on := func(conn, tool string) *kernel.Request {
+		r := request(agent(), tool, "{}", "")
+		r.ConnID = conn
+		return r
+	}
+	steps := []struct {
+		name    string
+		do      func() error
+		changed bool
+		listed  map[*kernel.Request]bool
+	}{
+		{"rules of a stage that is off", func() error { return m.Configure("acl", "global", []byte(`{"rules":[{"effect":"deny"}]}`)) }, false,
+			map[*kernel.Request]bool{on("", "p.do"): true}},
+		{"on for one connection", func() error { return m.Enable("acl", "connection=c1") }, true,
+			map[*kernel.Request]bool{on("", "p.do"): true, on("c1", "p.do"): false, on("c2", "p.do"): true}},
+		{"on for a plugin", func() error { return m.Enable("acl", "plugin=q") }, true,
+			map[*kernel.Request]bool{on("", "p.do"): true, on("", "q.do"): false}},
+		{"another stage", func() error { return m.Enable("redact", "global") }, false, nil},
+		{"off for that plugin, on for all", func() error { return errors.Join(m.Enable("acl", "global"), m.Disable("acl", "plugin=q")) }, true,
+			map[*kernel.Request]bool{on("", "p.do"): false, on("", "q.do"): true}},
+		{"other rules", func() error {
+			return m.Configure("acl", "global", []byte(`{"rules":[{"effect":"allow","tool":"*.do"},{"effect":"deny"}]}`))
+		}, true, map[*kernel.Request]bool{on("", "p.do"): true, on("", "p.other"): false}},
+		{"the same rules", func() error {
+			return m.Configure("acl", "global", []byte(`{"rules":[{"effect":"allow","tool":"*.do"},{"effect":"deny"}]}`))
+		}, false, nil},
+		{"off", func() error { return m.Disable("acl", "global") }, true, map[*kernel.Request]bool{on("", "p.other"): true}},
+	}
+	for _, s := range steps {
+		before := changes
+		if err := s.do(); err != nil {
+			t.Fatalf("%s: %v", s.name, err)
+		}
+		if (changes > before) != s.changed {
+			t.Errorf("%s: %d changes of lists, want some: %t", s.name, changes-before, s.changed)
+		}
+		for r, want := range s.listed {
+			if got := isListed(k, r); got != want {
+				t.Errorf("%s: %s on %q listed: %t", s.name, r.Tool, r.ConnID, got)
+			}
+			if _, err := k.Call(t.Context(), r); (err == nil) != want {
+				t.Errorf("%s: %s on %q: %v", s.name, r.Tool, r.ConnID, err)
+			}
+		}
+	}
 }
 
 func TestRate(t *testing.T) {

@@ -46,11 +46,17 @@ type stage interface {
 	config() any
 }
 
+// refuser is a stage whose refusals do not depend on the content of a request.
+type refuser interface {
+	refuses(r *kernel.Request) bool
+}
+
 // kind describes a stage that can be configured.
 type kind struct {
 	name           string
 	isOn           bool // by default
 	exemptsControl bool // does not apply to an administrator's calls of the control plane
+	decidesLists   bool // what is listed, or how, depends on it
 	outerTo        []pipeline.OrderRule
 	// make makes a stage from its configuration; empty: its defaults.
 	make func(e *env, config []byte) (stage, error)
@@ -80,9 +86,9 @@ var kinds = []*kind{
 	{name: "rate", exemptsControl: true, make: newRate},
 	{name: "sign", exemptsControl: true, make: newSign, outerTo: []pipeline.OrderRule{
 		{Stage: "compress", Reason: signSent}, {Stage: "acl", Reason: signArrived}, {Stage: "redact", Reason: redactFirst}}},
-	{name: "compress", exemptsControl: true, make: newCompress, outerTo: []pipeline.OrderRule{
+	{name: "compress", exemptsControl: true, decidesLists: true, make: newCompress, outerTo: []pipeline.OrderRule{
 		{Stage: "acl", Reason: plainRules}, {Stage: "redact", Reason: redactFirst}}},
-	{name: "acl", exemptsControl: true, make: newACL},
+	{name: "acl", exemptsControl: true, decidesLists: true, make: newACL},
 	{name: "redact", make: newRedact},
 }
 

@@ -310,7 +310,7 @@ func TestAdminOnly(t *testing.T) {
 	}
 	for _, c := range []*kernel.Caller{others, caller("nobody"), {Tenant: "a", Actor: "x"}} {
 		tools, _ := h.k.ListTools(c, "", 100)
-		resources, _ := h.k.ListResources(c, "", 100)
+		resources, _ := h.k.ListResources(c, "", "", 100)
 		for _, tool := range tools {
 			if strings.HasPrefix(tool.Name, "kernel.") {
 				t.Errorf("%s sees %s", c.Actor, tool.Name)

@@ -93,7 +93,7 @@ func TestDirectory(t *testing.T) {
 		if _, _, err := k.Read(ctx, caller("a"), URI); !errors.Is(err, kernel.ErrNoResource) {
 			t.Errorf("read of an unloaded plugin: %v", err)
 		}
-		if list, _ := k.ListResources(caller("a"), "", 10); len(list) != 0 {
+		if list, _ := k.ListResources(caller("a"), "", "", 10); len(list) != 0 {
 			t.Errorf("listed: %v", list)
 		}
 	})

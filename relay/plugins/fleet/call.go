@@ -52,7 +52,7 @@ func (p *Plugin) callOne(ctx context.Context, r *kernel.Request) (*kernel.Result
 	}
 	t, ok := manifest.SelectTool(list, args.Tool)
 	if !ok {
-		return nil, unknownTool(&b, list)
+		return nil, p.unknownTool(r, &b, list)
 	}
 	if t.Verb.Stream() && !r.Stream {
 		return nil, &manifest.Error{Code: manifest.BadRequest, Reason: "unary_on_stream",
@@ -62,10 +62,10 @@ func (p *Plugin) callOne(ctx context.Context, r *kernel.Request) (*kernel.Result
 }
 
 // unknownTool says which tools a board has. Names with a word that the board chose are left out.
-func unknownTool(b *Board, list []manifest.Tool) error {
+func (p *Plugin) unknownTool(r *kernel.Request, b *Board, list []manifest.Tool) error {
 	var names []string
 	for i := range list {
-		if name := list[i].ShortName(list); list[i].HasOwnWord() && !slices.Contains(names, name) {
+		if name := list[i].ShortName(list); list[i].HasOwnWord() && !slices.Contains(names, name) && !p.opt.Refuses(r, list[i].Canonical) {
 			names = append(names, name)
 		}
 	}

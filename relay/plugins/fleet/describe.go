@@ -77,7 +77,7 @@ func (p *Plugin) describe(ctx context.Context, r *kernel.Request) (*kernel.Resul
 	if err != nil {
 		return nil, err
 	}
-	d := description{foundBoard: foundRow(&b), Description: b.Description, Link: Link{State: b.Status}, Tools: describeTools(r.Caller, list)}
+	d := description{foundBoard: foundRow(&b), Description: b.Description, Link: Link{State: b.Status}, Tools: p.describeTools(r, list)}
 	if b.Status != Offline {
 		d.Link.Protocol = p.opt.Boards.Protocol(b.ID)
 	}
@@ -169,14 +169,17 @@ func readClock(info []byte, now time.Time) *clock {
 }
 
 // describeTools lists the tools that fleet.call takes, with their arguments where the caller may
-// call them.
-func describeTools(c *kernel.Caller, list []manifest.Tool) []describedTool {
+// call them. What a stage refuses to the caller is left out.
+func (p *Plugin) describeTools(r *kernel.Request, list []manifest.Tool) []describedTool {
 	out := make([]describedTool, 0, len(list))
 	for i := range list {
 		t := &list[i]
+		if p.opt.Refuses(r, t.Canonical) {
+			continue
+		}
 		d := describedTool{Tool: t.ShortName(list), Title: t.Verb.Title}
 		for _, scope := range []string{manifest.ScopeForClass(t.Capability.SafetyClass), t.Kind.ExtraScope} {
-			if scope != "" && !c.Has(scope) {
+			if scope != "" && !r.Caller.Has(scope) {
 				d.NeedsScope = scope
 			}
 		}

@@ -29,7 +29,7 @@ const maxCalls = 1024
 // Name is the plugin's name.
 const Name = "fleet"
 
-// Options configure a Plugin. All fields but Differs and Now must be given.
+// Options configure a Plugin. All fields but Differs, Refuses and Now must be given.
 type Options struct {
 	// Call answers a request as kernel.Kernel.Call does.
 	Call func(ctx context.Context, r *kernel.Request) (*kernel.Result, error)
@@ -40,6 +40,9 @@ type Options struct {
 	// Differs reports whether a stage of the relay may answer callers differently, by its rules or by
 	// removing secrets. What boards answered one caller is then not used for others. Default: false.
 	Differs func() bool
+	// Refuses reports whether a stage of the relay refuses a tool to the caller of r, so that answers
+	// do not list it. Default: false.
+	Refuses func(r *kernel.Request, tool string) bool
 	// Now is the wall clock; default time.Now.
 	Now func() time.Time
 }
@@ -62,6 +65,9 @@ func New(o Options) *Plugin {
 	}
 	if o.Differs == nil {
 		o.Differs = func() bool { return false }
+	}
+	if o.Refuses == nil {
+		o.Refuses = func(*kernel.Request, string) bool { return false }
 	}
 	return &Plugin{opt: o, used: make(map[share]int)}
 }
