@@ -25,7 +25,8 @@ import (
 // 	    "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}
 // 	  }],
 // 	  "resources": [{"uri": "mcp://notes/all.json", "description": "All notes.", "subscribable": true}],
-// 	  "sandbox": {"read": ["/srv/notes"], "network": false}
+// 	  "sandbox": {"read": ["/srv/notes"], "network": false},
+// 	  "bus": {"call": ["tickets.create"], "subscribe": ["alert"], "append": ["notes.*"]}
 // 	}
 //
 // The relay shows clients the declarations of the manifest, never the server's lists: a plugin
@@ -54,6 +55,8 @@ type PluginManifest struct {
 	Capabilities []string `json:"capabilities,omitempty"`
 	// Sandbox is what the program needs beyond what the sandbox allows to all.
 	Sandbox DeclaredSandbox `json:"sandbox,omitzero"`
+	// Bus is what the plugin asks for beyond answering calls; an operator must allow it.
+	Bus DeclaredBus `json:"bus,omitzero"`
 }
 
 // DeclaredSandbox extends or narrows the sandbox of a plugin that the relay starts. Paths are

@@ -216,6 +216,7 @@ func (c *manifestChecker) relations() {
 	if program, ok := c.text(location{"command", "0"}); ok && program == "" {
 		c.add(location{"command", "0"}, "is empty: name the program")
 	}
+	c.bus(plugin)
 }
 
 // text returns the string at a place that has no problem yet.
