@@ -255,11 +255,21 @@ func endOfCall(ctx context.Context, r *Request, err error) *manifest.Error {
 	return manifest.AsError(err)
 }
 
-// dispatch is the innermost handler: the fixed checks in their order, then the plugin.
+// dispatch is the innermost handler: the fixed checks in their order, then the plugin. It begins
+// again with the next version of a plugin that was replaced meanwhile.
 func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
+	do := k.dispatchCall
 	if r.Method == MethodRead {
-		return k.dispatchRead(ctx, r)
+		do = k.dispatchRead
 	}
+	for {
+		if res, err := do(ctx, r); err != error(errReplaced) {
+			return res, err
+		}
+	}
+}
+
+func (k *Kernel) dispatchCall(ctx context.Context, r *Request) (*Result, error) {
 	e, ok := k.tool(r.Tool)
 	// Another tenant's tool is answered like a missing one, so that tenants cannot be probed.
 	if !ok || !e.plugin.visibleTo(r.Caller) || reassigned(r, e.plugin) {

@@ -30,7 +30,22 @@ const (
 	StateLoaded   = "loaded"
 	StateOpen     = "open"      // its breaker refuses calls
 	StateHalfOpen = "half_open" // its breaker lets one call try
+	StateDown     = "down"      // its program ended or does not answer, and is started again
 )
+
+// HealthReporter is a plugin whose program may be down while the plugin is loaded.
+type HealthReporter interface {
+	Health() Health
+}
+
+// Health is the state of a plugin's program.
+type Health struct {
+	Down     bool
+	Failures int // how often it ended or did not start
+	// LastError says why it was down the last time, in printable characters; the program may have
+	// written part of it.
+	LastError string
+}
 
 // PluginInfo is the state of a loaded plugin.
 type PluginInfo struct {
@@ -41,14 +56,17 @@ type PluginInfo struct {
 	InFlight int64  `json:"in_flight"`
 	// Calls are the calls and reads that reached the plugin; Errors of those were answered
 	// with an error.
-	Calls     int64     `json:"calls"`
-	Errors    int64     `json:"errors"`
-	Panics    int64     `json:"panics"`
-	Timeouts  int64     `json:"timeouts"`
-	Tools     int       `json:"tools"`
-	Resources int       `json:"resources"`
-	Sandbox   string    `json:"sandbox,omitempty"` // of Manifest
-	Manifest  *Manifest `json:"-"`                 // read only
+	Calls     int64  `json:"calls"`
+	Errors    int64  `json:"errors"`
+	Panics    int64  `json:"panics"`
+	Timeouts  int64  `json:"timeouts"`
+	Tools     int    `json:"tools"`
+	Resources int    `json:"resources"`
+	Sandbox   string `json:"sandbox,omitempty"` // of Manifest
+	// Failures and LastError are those of Health.
+	Failures  int       `json:"failures,omitempty"`
+	LastError string    `json:"last_error,omitempty"`
+	Manifest  *Manifest `json:"-"` // read only
 }
 
 // Info lists the loaded plugins and the stages in force.
@@ -72,9 +90,17 @@ func (k *Kernel) Info() Info {
 
 func (l *loaded) info() PluginInfo {
 	m, c := l.manifest, &l.counts
-	return PluginInfo{Name: m.Name, Version: m.Version, Tenant: m.Tenant, State: l.state(), InFlight: c.inFlight.Load(),
+	i := PluginInfo{Name: m.Name, Version: m.Version, Tenant: m.Tenant, State: l.state(), InFlight: c.inFlight.Load(),
 		Calls: c.calls.Load(), Errors: c.errors.Load(), Panics: c.panics.Load(), Timeouts: c.timeouts.Load(),
 		Tools: len(m.Tools), Resources: len(m.Resources), Sandbox: m.Sandbox, Manifest: m}
+	if r, ok := l.plugin.(HealthReporter); ok {
+		h := r.Health()
+		i.Failures, i.LastError = h.Failures, h.LastError
+		if h.Down {
+			i.State = StateDown
+		}
+	}
+	return i
 }
 
 // TenantSubscriptions are the subscriptions of one tenant.

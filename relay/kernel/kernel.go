@@ -33,6 +33,7 @@
 //	presence.mu     the entries of presence; released before a status is reported
 //	notifier.mu     the tenants with subscriptions
 //	topic.mu        the changes of one tenant
+//	Kernel.drainMu  the plugins that are being drained
 //
 // watcher.mu is taken alone. No lock is held while a plugin or a stage runs. OnPresence
 // functions run under presence.order; load and unload notify subscribers under Kernel.mu,
@@ -95,6 +96,9 @@ type Kernel struct {
 	methods   map[string][]*loaded // of MethodHandler plugins, ascending by name
 	views     map[string]*view     // by tenant; "" is shared
 
+	drainMu  sync.Mutex                // protects draining
+	draining map[*loaded]chan struct{} // by retired plugin; see drainLocked
+
 	notify   notifier
 	watcher  watcher
 	presence presence
@@ -110,6 +114,7 @@ func New(opt Options) *Kernel {
 		resources: make(map[string]resourceEntry),
 		methods:   make(map[string][]*loaded),
 		views:     make(map[string]*view),
+		draining:  make(map[*loaded]chan struct{}),
 	}
 	k.notify.topics = make(map[string]*topic)
 	k.watcher.watches = make(map[watchKey]*watch)

@@ -163,9 +163,15 @@ var (
 // it takes the place of a plugin of the same name in one step, so that no client sees a
 // moment without its tools.
 func (k *Kernel) Load(p Plugin, replace bool) error {
+	_, err := k.load(p, replace, false)
+	return err
+}
+
+// load is Load. With drain it returns the channel of Replace.
+func (k *Kernel) load(p Plugin, replace, drain bool) (drained <-chan struct{}, err error) {
 	m := p.Manifest()
 	if err := checkManifest(m); err != nil {
-		return fmt.Errorf("load plugin%s: %w", nameOf(m), err)
+		return nil, fmt.Errorf("load plugin%s: %w", nameOf(m), err)
 	}
 	l := &loaded{plugin: p, manifest: m}
 	var methods []string // read before the lock: the plugin may call the kernel
@@ -176,19 +182,27 @@ func (k *Kernel) Load(p Plugin, replace bool) error {
 	defer k.mu.Unlock()
 	old := k.plugins[m.Name]
 	if err := k.admitLocked(m, old, replace); err != nil {
-		return fmt.Errorf("load plugin %s: %w", m.Name, err)
+		return nil, fmt.Errorf("load plugin %s: %w", m.Name, err)
 	}
 	if old != nil {
 		k.removeLocked(old)
 	}
 	k.insertLocked(l, methods)
+	switch {
+	case old == nil:
+		drained = closed
+	case drain:
+		drained = k.drainLocked(old)
+	default:
+		k.retireLocked(old)
+	}
 	if old == nil {
 		k.notifyListsLocked(m)
 	} else if !sameSurface(old.manifest, m) {
 		k.notifyListsLocked(old.manifest) // its lists may have shrunk, perhaps for another tenant
 		k.notifyListsLocked(m)
 	}
-	return nil
+	return drained, nil
 }
 
 // nameOf is the name in the errors of manifests, which may have none.
@@ -309,6 +323,7 @@ func (k *Kernel) UnloadByName(ref string) error {
 
 func (k *Kernel) unloadLocked(l *loaded) {
 	k.removeLocked(l)
+	k.retireLocked(l)
 	k.notifyListsLocked(l.manifest)
 }
 

@@ -44,7 +44,19 @@ var (
 	errPanic     = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
 	errBadResult = &manifest.Error{Code: manifest.Internal, Message: "the plugin's result violates its own schema", Reason: "bad_result"}
 	errBusy      = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
+	// errReplaced makes dispatch look up the name again: its plugin was replaced or unloaded since.
+	errReplaced = &manifest.Error{Code: manifest.Internal, Message: "the plugin was unloaded; try again", Reason: "plugin_down", Outcome: manifest.NotSent}
 )
+
+// sharedFault is an error whose fault another call reports.
+type sharedFault struct{ err *manifest.Error }
+
+func (e sharedFault) Error() string { return e.err.Error() }
+func (e sharedFault) Unwrap() error { return e.err }
+
+// SharedFault returns an error of a call that is no fault beyond the one that another call reports:
+// many calls end when a plugin's process ends once. The breaker ignores it.
+func SharedFault(e *manifest.Error) error { return sharedFault{e} }
 
 // callPlugin calls the plugin with a request that passed the checks, within the plugin's
 // bounds, and counts the outcome.
@@ -53,15 +65,18 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 	if limit == 0 {
 		limit = DefaultConcurrency
 	}
-	if n := l.counts.inFlight.Add(1); n > limit && !l.isDevice() {
-		l.counts.inFlight.Add(-1)
+	if n := l.counts.inFlight.Add(1); n <= 0 {
+		k.release(l)
+		return nil, errReplaced
+	} else if n > limit && !l.isDevice() {
+		k.release(l)
 		return nil, errBusy
 	}
 	var finish func(fault error)
 	if b := l.breaker.Load(); b != nil {
 		var err error
 		if finish, err = b.allow(l); err != nil {
-			l.counts.inFlight.Add(-1)
+			k.release(l)
 			return nil, err
 		}
 	}
@@ -72,9 +87,9 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 	var err error
 	if l.manifest.Inline {
 		res, err = l.call(ctx, r)
-		l.counts.inFlight.Add(-1)
+		k.release(l)
 	} else {
-		res, err = l.callDetached(ctx, r)
+		res, err = k.callDetached(ctx, l, r)
 	}
 	k.total.inFlight.Add(-1)
 	fault := k.count(ctx, l, err)
@@ -116,6 +131,9 @@ func (k *Kernel) count(ctx context.Context, l *loaded, err error) (fault error) 
 		err = errBudget
 	case err == nil:
 		return nil
+	case errors.As(err, new(sharedFault)):
+		l.counts.errors.Add(1)
+		return context.Canceled
 	case errors.Is(err, errPanic):
 		k.total.panics.Add(1)
 		l.counts.panics.Add(1)
@@ -170,6 +188,7 @@ func (l *loaded) call(ctx context.Context, r *Request) (res *Result, err error) 
 // detachedCall is a call in its own goroutine. Exactly one side finishes it: the
 // plugin by its answer, or the caller by leaving when ctx ends.
 type detachedCall struct {
+	k        *Kernel
 	l        *loaded
 	ctx      context.Context
 	req      Request     // a copy for the plugin: the caller goes on with the original
@@ -184,8 +203,8 @@ type detachedCall struct {
 // a plugin may ignore its context, and its caller must not wait for that. An abandoned
 // call still counts as in flight, so that MaxConcurrency bounds their number. Its answer
 // is dropped.
-func (l *loaded) callDetached(ctx context.Context, r *Request) (*Result, error) {
-	c := &detachedCall{l: l, ctx: ctx, req: *r, done: make(chan struct{})}
+func (k *Kernel) callDetached(ctx context.Context, l *loaded, r *Request) (*Result, error) {
+	c := &detachedCall{k: k, l: l, ctx: ctx, req: *r, done: make(chan struct{})}
 	if r.Session != nil {
 		c.session = detachedSession{r.Session, c}
 		c.req.Session = &c.session
@@ -204,7 +223,7 @@ func (l *loaded) callDetached(ctx context.Context, r *Request) (*Result, error) 
 
 func (c *detachedCall) run() {
 	res, err := c.l.call(c.ctx, &c.req)
-	c.l.counts.inFlight.Add(-1)
+	c.k.release(c.l)
 	if c.finished.CompareAndSwap(false, true) {
 		c.res, c.err = res, err
 		close(c.done)
@@ -250,6 +269,12 @@ func (s supervisedHandler) HandleMethod(ctx context.Context, c *Caller, session 
 	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
 	defer cancel()
 	res, err := s.k.callPlugin(callCtx, s.l, r)
+	for l := s.l; err == error(errReplaced); {
+		if l = s.k.successor(l, c); l == nil {
+			break
+		}
+		res, err = s.k.callPlugin(callCtx, l, r)
+	}
 	var rpc *RPCError
 	switch {
 	case err == nil:
