@@ -13,6 +13,7 @@
 // Callers decide by type, with errors.As:
 //
 //   - *Error: the server answered with an error; it has the code and the HTTP status.
+//   - *ToolError: a tool answered with an error of its own.
 //   - *TransportError: there was no response; its Kind says why.
 //   - *StreamClosedError: the relay ended a metric stream.
 //   - *ProtocolError: the response violates the protocol.
@@ -22,7 +23,7 @@
 //
 // # Bounds
 //
-// An answer is read up to 64 MiB, an error answer up to 64 KiB, an event up to 256 KiB.
+// An answer is read up to 64 MiB, an error answer up to 1 MiB, an event up to 256 KiB.
 // A server must begin to answer within 15 s. A token is sent in the clear to loopback
 // addresses only.
 //

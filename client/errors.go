@@ -65,6 +65,16 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s", e.Code, e.Message)
 }
 
+// ToolError is the answer of a tool that ran and reports a failure in its own words.
+type ToolError struct {
+	Status int // of HTTP
+	// Result is the tool's structured content, or {"content":[...],"isError":true} with the content
+	// blocks of MCP.
+	Result json.RawMessage
+}
+
+func (e *ToolError) Error() string { return "the tool answered with an error" }
+
 // isTemporary reports whether the same request may succeed later.
 func (e *Error) isTemporary() bool {
 	return e.Status == http.StatusTooManyRequests || e.Status >= 500
@@ -95,13 +105,14 @@ func (v *envelope) into(e *Error) bool {
 }
 
 const (
-	maxErrorBody  = 64 << 10 // bytes read of an error answer
-	maxRetryAfter = 3600     // seconds; bound of a Retry-After header
+	maxErrorBody  = 1 << 20 // bytes read of an error answer
+	maxRetryAfter = 3600    // seconds; bound of a Retry-After header
 )
 
 // answerError returns the error of a response whose status is not 2xx. A response without the
-// error envelope comes from a proxy or from another server, and has no Code. Go's HTTPS
-// server answers plain HTTP with a sentence and status 400.
+// error envelope comes from a proxy or from another server, and has no Code; a JSON object with
+// status 422 is a tool's own answer. Go's HTTPS server answers plain HTTP with a sentence and
+// status 400.
 func answerError(resp *http.Response, hadToken bool) error {
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody)) // a partial body is used, too
 	if resp.StatusCode == http.StatusBadRequest && bytes.Contains(body, []byte("HTTP request to an HTTPS server")) {
@@ -112,8 +123,9 @@ func answerError(resp *http.Response, hadToken bool) error {
 		e.RetryAfter = time.Duration(min(max(s, 0), maxRetryAfter)) * time.Second
 	}
 	var env envelope
-	if json.Unmarshal(body, &env) == nil {
-		env.into(e)
+	isEnvelope := json.Unmarshal(body, &env) == nil && env.into(e)
+	if !isEnvelope && e.Status == http.StatusUnprocessableEntity && len(body) > 0 && body[0] == '{' && json.Valid(body) {
+		return &ToolError{e.Status, body}
 	}
 	return e
 }

@@ -43,6 +43,12 @@ type TicketApproval struct {
 	DecidedAt int64  `json:"decided_at,omitempty"`
 }
 
+// TicketStatuses and TicketPriorities list the closed sets, in the order of docs/tickets.md.
+var (
+	TicketStatuses   = []string{"open", "in_progress", "waiting", "resolved", "closed", "pending", "approved", "rejected", "expired"}
+	TicketPriorities = []string{"low", "normal", "high", "urgent"}
+)
+
 const (
 	ticketPage   = 100    // tickets of one answer
 	maxTickets   = 10_000 // more than a tenant can have

@@ -3,10 +3,8 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
-	"strings"
 )
 
 // POST /mcp/tools/call takes {"tool", "arguments"}. Depending on the Accept header the
@@ -32,7 +30,8 @@ func newToolCall(tool string, arguments any) toolCall {
 // Call calls a tool and returns its result as JSON, as the relay sent it. arguments must
 // encode as a JSON object; nil is an empty one.
 //
-// The call is not repeated after a failure: the tool may have run.
+// The call is not repeated after a failure: the tool may have run. A failure that the tool itself
+// reports is a *ToolError, or an *Error if the tool answered with the relay's error envelope.
 func (c *Client) Call(ctx context.Context, tool string, arguments any) (json.RawMessage, error) {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "application/json", newToolCall(tool, arguments))
 	if err != nil {
@@ -113,25 +112,4 @@ func (c *Client) LoadPlugin(ctx context.Context, name string) error {
 // UnloadPlugin stops a plugin: NAME or NAME@VERSION.
 func (c *Client) UnloadPlugin(ctx context.Context, name string) error {
 	return c.call(ctx, "kernel.plugin.unload", map[string]any{"name": name}, nil)
-}
-
-// ParseArguments makes the arguments of a tool of words of the form key=value. A value that
-// is JSON is passed as such, any other as a string. Those for which isText, if it is not nil, returns
-// true are strings also when they look like a number.
-func ParseArguments(words []string, isText func(name string) bool) (json.RawMessage, error) {
-	m := make(map[string]json.RawMessage, len(words))
-	for _, w := range words {
-		k, v, ok := strings.Cut(w, "=")
-		if !ok || k == "" {
-			return nil, fmt.Errorf("argument %q is not of the form key=value", w)
-		}
-		if _, twice := m[k]; twice {
-			return nil, fmt.Errorf("argument %q is given twice", k)
-		}
-		m[k] = jsonOrString([]byte(v))
-		if isText != nil && m[k][0] != '"' && isText(k) {
-			m[k], _ = json.Marshal(v) // cannot fail: a string
-		}
-	}
-	return json.Marshal(m)
 }

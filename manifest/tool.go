@@ -169,10 +169,13 @@ func SelectTool(tools []Tool, word string) (*Tool, bool) {
 	return nil, false
 }
 
-// TextArguments returns a function that reports whether an argument of a board's tool is a string by
-// its schema; nil for other tools, and for echo and metrics, whose arguments have always been taken as
-// they are written.
-func TextArguments(tool string) func(argument string) bool {
+// ArgumentType is the type of a tool's argument in its JSON Schema, and the type of the elements of
+// an array; "" for one that is not known, or for several.
+type ArgumentType struct{ Type, Items string }
+
+// ArgumentTypes returns the types of the arguments of a board's tool by name; nil for other tools, and
+// for echo and metrics, whose arguments have always been taken as they are written.
+func ArgumentTypes(tool string) map[string]ArgumentType {
 	name, ok := ParseToolName(tool)
 	if !ok {
 		return nil
@@ -186,10 +189,15 @@ func TextArguments(tool string) func(argument string) bool {
 		return nil
 	}
 	s, _ := lookupSchema(v.Input)
-	return func(argument string) bool {
-		p, ok := find(s.object().properties, func(p *property) bool { return p.name == argument })
-		return ok && p.typ == "string"
+	types := make(map[string]ArgumentType)
+	for _, p := range s.object().properties {
+		t := ArgumentType{Type: p.typ}
+		if p.typ == "array" && len(p.words) > 0 {
+			t.Items = "string"
+		}
+		types[p.name] = t
 	}
+	return types
 }
 
 // KnownTool reports whether some node may have this tool: a kind of this short name has this

@@ -194,13 +194,20 @@ func TestHasOwnWord(t *testing.T) {
 	}
 }
 
-func TestTextArguments(t *testing.T) {
-	journal := TextArguments("sysjrnl." + testNode + ".journal.query")
-	if !journal("text") || !journal("cursor") || journal("limit") || journal("nothing") {
-		t.Error("text and cursor of the journal are strings, limit is not")
+func TestArgumentTypes(t *testing.T) {
+	for tool, want := range map[string]map[string]ArgumentType{
+		"sysjrnl." + testNode + ".journal.query": {"text": {Type: "string"}, "cursor": {Type: "string"}, "limit": {Type: "integer"}, "nothing": {}},
+		"syshist." + testNode + ".history.query": {"metrics": {Type: "array", Items: "string"}, "step_ms": {Type: "integer"}},
+	} {
+		types := ArgumentTypes(tool)
+		for name, typ := range want {
+			if types[name] != typ {
+				t.Errorf("%s: %s is %v, want %v", tool, name, types[name], typ)
+			}
+		}
 	}
 	for _, tool := range []string{"tickets.create", "sysecho." + testNode + ".echo.invoke", "sysnew." + testNode + ".a.get", "sysjrnl." + testNode + ".journal.list"} {
-		if TextArguments(tool) != nil {
+		if ArgumentTypes(tool) != nil {
 			t.Errorf("%s is not known", tool)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"agentctl/manifest"
 	"agentctl/relay/auth"
@@ -122,20 +123,17 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 }
 
 // answerCall writes the result of a unary call: structured content as it is, else the
-// content blocks as {"content":[...]}. A failure that the tool itself reports has the
-// status of its code.
+// content blocks as {"content":[...]}, with "isError":true after them if the tool reports a failure.
+// Such a failure has the status of its code.
 func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kernel.Result) {
 	if res.RPCError != nil {
-		e := manifest.E(manifest.Internal, "the plugin failed to answer this call")
-		if res.RPCError.Code == codeInvalidParams {
-			e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
-		}
+		e := rpcErrorEnvelope(res.RPCError)
 		r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		return
 	}
 	body := []byte(res.Structured)
 	if len(body) == 0 {
-		body, _ = json.Marshal(map[string][]json.RawMessage{"content": res.Content}) // cannot fail: the kernel's own JSON
+		body, _ = json.Marshal(contentBody{append([]json.RawMessage{}, res.Content...), res.IsError}) // cannot fail: the kernel's own JSON
 	}
 	h := w.Header()
 	h["Content-Type"] = contentJSON
@@ -148,6 +146,35 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 		w.WriteHeader(toolErrorStatus(body))
 	}
 	_, _ = w.Write(body)
+}
+
+// contentBody is the body of a result without structured content.
+type contentBody struct {
+	Content []json.RawMessage `json:"content"`
+	IsError bool              `json:"isError,omitempty"`
+}
+
+// maxRPCMessage bounds the part of a plugin's message that an error envelope repeats, in bytes.
+const maxRPCMessage = 500
+
+// rpcErrorEnvelope converts a JSON-RPC error of a plugin. Its message is the plugin's text, which
+// the caller of /mcp gets too.
+func rpcErrorEnvelope(rpc *kernel.RPCError) *manifest.Error {
+	e := manifest.E(manifest.Internal, "the plugin failed to answer this call")
+	if rpc.Code == codeInvalidParams {
+		e = manifest.E(manifest.BadRequest, "the plugin refuses these arguments")
+	}
+	e.Reason = "plugin_error"
+	text := strings.Map(func(c rune) rune {
+		if !unicode.IsGraphic(c) {
+			return ' '
+		}
+		return c
+	}, strings.ToValidUTF8(rpc.Message[:min(len(rpc.Message), maxRPCMessage)], ""))
+	if text = strings.TrimSpace(text); text != "" {
+		e.Message += ": " + text
+	}
+	return e
 }
 
 // toolErrorStatus returns the status of a tool's own error, which may be an envelope of ours.

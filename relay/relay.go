@@ -159,8 +159,9 @@ func open(opt Options, damage error) (r *Relay, err error) {
 	}
 	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
-		r.checkOptions, // before anything is created
+		r.checkOptions, // these three before anything is created
 		r.readOrigins,
+		r.checkPlugins,
 		r.listen,
 		r.openState,
 		r.openAuthority,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -151,17 +152,7 @@ func (r *Relay) newKernel() (err error) {
 	if err != nil {
 		return err
 	}
-	if r.opt.PluginDir == "" {
-		r.opt.PluginDir = filepath.Join(r.opt.StateDir, pluginDir)
-	}
-	private := []string{r.opt.StateDir}
-	if r.opt.TLSKey != "" {
-		private = append(private, r.opt.TLSKey)
-	}
-	r.processes = process.New(process.Options{
-		Dir: r.opt.PluginDir, Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, SocketDir: r.opt.PluginSockets,
-		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
-	})
+	r.processes = process.New(r.processOptions())
 	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
 		Kernel: r.kernel, Log: r.queue, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
@@ -174,6 +165,33 @@ func (r *Relay) newKernel() (err error) {
 		Metrics:      func() any { return r.stages.Metrics().Stats() },
 		ResetMetrics: func() { r.stages.Metrics().Reset() },
 	})
+	return nil
+}
+
+// processOptions are those of the host of external plugins.
+func (r *Relay) processOptions() process.Options {
+	private := []string{r.opt.StateDir}
+	if r.opt.TLSKey != "" {
+		private = append(private, r.opt.TLSKey)
+	}
+	return process.Options{
+		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, SocketDir: r.opt.PluginSockets,
+		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
+	}
+}
+
+// checkPlugins refuses the name of a plugin that cannot be started, before anything is created.
+func (r *Relay) checkPlugins() error {
+	host := process.New(r.processOptions())
+	for _, name := range r.opt.ExternalPlugins {
+		err := host.Check(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w\nPut the plugin's folder into the plugin directory, or name another directory", err)
+		}
+		if err != nil {
+			return badOption("ExternalPlugins", "plugin %s: %w", name, err)
+		}
+	}
 	return nil
 }
 
@@ -239,11 +257,6 @@ type builtinPlugin interface {
 
 // loadPlugins rebuilds the state that the event log holds and loads the plugins.
 func (r *Relay) loadPlugins() error {
-	for _, name := range r.opt.ExternalPlugins {
-		if err := r.processes.Check(name); err != nil {
-			return badOption("ExternalPlugins", "plugin %s: %w", name, err)
-		}
-	}
 	ctx := context.Background() // a local file; Open has no caller to wait for
 	if err := r.kernel.RestorePresence(ctx, r.queue); err != nil {
 		return fmt.Errorf("rebuild presence from the event log: %w", err)

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -27,8 +30,12 @@ TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NOD
 where NODE is a node's id, a unique prefix of it or its name, and WORD is echo, snapshot,
 subscribe, query (of the history), or another capability of the board: info, modules, processes,
 services, journal, disks, network, doctor. A value that is valid JSON is passed as JSON, anything
-else as a string; so is a number for an argument of query, services or journal that is text. The
-result is JSON on stdout.
+else as a string. By the tool's schema, a value for a text argument is a string also when it looks
+like a number, and a list may be written with commas (metrics=cpu_pct,mem_pct).
+
+The result is JSON on stdout. A tool without structured results prints its text, and the type and
+size of an image; -o json prints all of it. What a tool answers as an error goes to stderr, and with
+-o json to stdout as well; the exit code is 1.
 
 A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
 the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
@@ -41,7 +48,8 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
   agentctl call attic:journal unit=ssh priority=err limit=20
   agentctl call attic:subscribe interval_ms=1000 --count 5
   agentctl call attic:subscribe --backfill >> frames.ndjson
-  agentctl call attic:query from_ms=1795132800000 to_ms=0 step_ms=60000 'metrics=["cpu_pct"]'
+  agentctl call attic:query from_ms=1795132800000 to_ms=0 step_ms=60000 metrics=cpu_pct
+  agentctl call fleet.query metrics=cpu_pct,mem_pct from=24h
   agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, argv []string) error {
@@ -59,12 +67,13 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			if err != nil {
 				return err
 			}
-			arguments, err := toolArguments(args, argv[1:], manifest.TextArguments(tool))
+			ctx, cancel := limit.context(cmd)
+			defer cancel()
+			types := argumentTypes(ctx, rc, tool, argv[1:])
+			arguments, err := toolArguments(args, argv[1:], types)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := limit.context(cmd)
-			defer cancel()
 			if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
 				frames := 0
 				return stream.run(ctx, cmd, &rf, rc, tool, arguments, func(frame []byte) error {
@@ -79,9 +88,9 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			}
 			answer, err := rc.Call(ctx, tool, arguments)
 			if err != nil {
-				return err
+				return callFailed(cmd, &out, err, &callError{tool: tool, arguments: arguments, takes: slices.Sorted(maps.Keys(types))})
 			}
-			return out.print(cmd, answer, func() error { return printLine(cmd, answer) })
+			return out.print(cmd, answer, func() error { return printResult(cmd, answer) })
 		},
 	}
 	rf.flags(c)
@@ -92,10 +101,20 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 	return c
 }
 
+// argumentTypes returns the types of a tool's arguments, nil if they are not known: a relay that does
+// not say them still takes the call.
+func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []string) map[string]manifest.ArgumentType {
+	if _, ofBoard := manifest.ParseToolName(tool); ofBoard || len(words) == 0 {
+		return manifest.ArgumentTypes(tool)
+	}
+	types, _ := rc.ToolArguments(ctx, tool)
+	return types
+}
+
 // toolArguments builds the arguments object from --args or key=value words.
-func toolArguments(raw string, words []string, isText func(name string) bool) (json.RawMessage, error) {
+func toolArguments(raw string, words []string, types map[string]manifest.ArgumentType) (json.RawMessage, error) {
 	if raw == "" {
-		arguments, err := client.ParseArguments(words, isText)
+		arguments, err := client.ParseArguments(words, types)
 		if err != nil {
 			return nil, exit(exitUsage, "%w", err)
 		}

@@ -24,6 +24,7 @@ func explain(cmd *cobra.Command, err error) *exitError {
 		return nil
 	}
 	var known *exitError
+	var call *callError
 	var answer *client.Error
 	var transport *client.TransportError
 	var closed *client.StreamClosedError
@@ -38,6 +39,8 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	case errors.As(err, new(*login.RefreshError)), errors.As(err, new(*login.FileError)), errors.Is(err, login.ErrNoContext):
 		errors.As(explainContext(err), &known)
 		return known
+	case errors.As(err, &call) && call.plugin() != "" && errors.As(err, &answer) && answer.Code != "":
+		code, next = explainPluginAnswer(call, answer)
 	case errors.As(err, &answer):
 		code, next = explainAnswer(cmd, answer)
 	case errors.As(err, &transport):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,6 +55,9 @@ func newTicketsLs() *cobra.Command {
 			if limit < 1 {
 				return exit(exitUsage, "--limit must be at least 1")
 			}
+			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
+				return err
+			}
 			rc, err := t.rf.client()
 			if err != nil {
 				return err
@@ -65,7 +69,7 @@ func newTicketsLs() *cobra.Command {
 			return printList(&t.out, cmd, list, func() error { return printTickets(cmd, list) })
 		},
 	}
-	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`")
+	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`: "+orList(client.TicketStatuses))
 	c.Flags().IntVar(&limit, "limit", 50, "at most `N` tickets")
 	return t.flags(c, false)
 }
@@ -110,6 +114,9 @@ func newTicketsCreate() *cobra.Command {
 			case approval != "":
 				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())}
 			}
+			if err := checkWord("--priority", "priority", req.Priority, client.TicketPriorities); req.Priority != "" && err != nil {
+				return err
+			}
 			if bodyFile != "" {
 				if req.Body, err = readBody(cmd.InOrStdin(), bodyFile); err != nil {
 					return err
@@ -139,11 +146,25 @@ func newTicketsCreate() *cobra.Command {
 	f.StringVar(&req.Body, "body", "", "`TEXT` with all the details")
 	f.StringVar(&bodyFile, "body-file", "", "read the body from `FILE`; - is stdin")
 	f.StringVar(&node, "node", "", "the `NODE` in question: id, prefix of it, or name")
-	f.StringVar(&req.Priority, "priority", "", "`PRIORITY`: low, normal, high or urgent (default normal)")
+	f.StringVar(&req.Priority, "priority", "", "`PRIORITY`: "+orList(client.TicketPriorities)+" (default normal)")
 	f.StringVar(&approval, "approval", "", "request an approval of this `ACTION`")
 	f.Var(duration.NewValue(&expires, 0), "expires", "the approval request expires after `DURATION` (default 1h)")
 	f.StringVar(&req.Key, "idempotency-key", "", "a `WORD`; commands with the same one create one ticket")
 	return t.flags(c, true)
+}
+
+// checkWord refuses a word that is not of a closed set, as a mistake in the command.
+func checkWord(where, noun, word string, words []string) error {
+	if slices.Contains(words, word) {
+		return nil
+	}
+	return exit(exitUsage, "%s: not a %s: %.40q (use %s)", where, noun, word, orList(words))
+}
+
+// orList joins words: "a, b or c".
+func orList(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
 // find gets a ticket by its id or a part of it.

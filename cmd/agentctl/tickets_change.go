@@ -60,10 +60,15 @@ func newTicketsMove() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "move ID STATUS",
 		Short:   "Change a ticket's status",
-		Long:    "Change a ticket's status. 'agentctl tickets show ID' lists the allowed ones.",
+		Long:    "Change a ticket's status to " + orList(client.TicketStatuses) + ".\n'agentctl tickets show ID' lists those that it can change to.",
 		Example: "  agentctl tickets move 01JD8Z3K in_progress\n  agentctl tickets move 01JD8Z3K resolved",
 		Args:    cobra.ExactArgs(2),
-		RunE:    func(cmd *cobra.Command, argv []string) error { return t.move(cmd, argv[0], argv[1]) },
+		RunE: func(cmd *cobra.Command, argv []string) error {
+			if err := checkWord("STATUS", "status", argv[1], client.TicketStatuses); err != nil {
+				return err
+			}
+			return t.move(cmd, argv[0], argv[1])
+		},
 	}
 	return t.flags(c, true)
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -146,8 +147,8 @@ func TestTicketsCommand(t *testing.T) {
 	r.run("", exitUnauthorized, "ls")
 	r.run("ann", exitUsage, "show", "abc")
 	r.run("ann", exitUsage, "create", "x", "--expires", "5m")
-	_, errs = r.run("ann", exitFailure, "ls", "--status", "nonsense")
-	r.want(errs, "must be one of open")
+	_, errs = r.run("ann", exitUsage, "ls", "--status", "nonsense")
+	r.want(errs, "use open, in_progress")
 }
 
 func TestTicketsApproval(t *testing.T) {
@@ -172,4 +173,15 @@ func TestTicketsApproval(t *testing.T) {
 	r.want(errs, "stays so")
 	out, _ = r.run("ann", exitOK, "show", k.ID)
 	r.want(out, "reboot attic now", "approved by bob", "can become: nothing")
+}
+
+// The command knows the closed sets without the plugin, which the board build does not have.
+func TestTicketWords(t *testing.T) {
+	var statuses []string
+	for _, s := range tickets.Statuses {
+		statuses = append(statuses, string(s))
+	}
+	if !slices.Equal(client.TicketStatuses, statuses) || !slices.Equal(client.TicketPriorities, tickets.Priorities) {
+		t.Errorf("the client knows %v and %v, the plugin %v and %v", client.TicketStatuses, client.TicketPriorities, statuses, tickets.Priorities)
+	}
 }

@@ -285,7 +285,7 @@ func (k *Kernel) dispatchCall(ctx context.Context, r *Request) (*Result, error) 
 	}
 	if t.Streams && !r.Stream {
 		if t.NodeID == "" { // POST /mcp/tools/call has streams of boards only
-			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool takes up to half a minute and is served over /mcp only", Reason: "unary_on_stream"}
+			return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool takes up to half a minute and is served over /mcp only", Reason: "unary_on_stream", ShowReason: true}
 		}
 		return nil, &manifest.Error{Code: manifest.BadRequest, Message: "this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading", Reason: "unary_on_stream"}
 	}

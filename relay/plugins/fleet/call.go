@@ -55,7 +55,7 @@ func (p *Plugin) callOne(ctx context.Context, r *kernel.Request) (*kernel.Result
 		return nil, p.unknownTool(r, &b, list)
 	}
 	if t.Verb.Stream() && !r.Stream {
-		return nil, &manifest.Error{Code: manifest.BadRequest, Reason: "unary_on_stream",
+		return nil, &manifest.Error{Code: manifest.BadRequest, Reason: "unary_on_stream", ShowReason: true,
 			Message: "this tool is a stream: call it by its full name " + t.Kind.Short + ".NODE_ID.CAPABILITY." + t.Verb.Name + " with Accept: text/event-stream, or call snapshot for one reading"}
 	}
 	return p.callBoard(ctx, r, t.Canonical, args.Arguments)

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"agentctl/client"
+	"agentctl/manifest"
+)
+
+// isPluginTool reports whether a tool is one of a plugin that is no board, by its name.
+func isPluginTool(tool string) bool {
+	_, ofBoard := manifest.ParseToolName(tool)
+	return !ofBoard && strings.Contains(tool, ".")
+}
+
+// explainPluginAnswer is what to do about an error answer to a call of a plugin's tool.
+func explainPluginAnswer(call *callError, e *client.Error) (code int, next string) {
+	plugin := call.plugin()
+	state := fmt.Sprintf("; see plugin %s with: agentctl plugin ls", plugin)
+	switch {
+	case e.Reason == "unary_on_stream":
+		code, next = exitFailure, fmt.Sprintf("; see one board live with: agentctl call %s:subscribe, or give the tool to an MCP client: agentctl mcp connect", call.board())
+	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
+		code, next = exitFailure, fmt.Sprintf("; is plugin %s loaded? agentctl plugin ls, then: agentctl plugin load %s", plugin, plugin)
+	case e.Code == manifest.ManifestInvalid && len(call.takes) > 0:
+		code, next = exitFailure, "; it takes: "+strings.Join(call.takes, ", ")
+	case e.Code == manifest.Internal && e.Reason != "storage":
+		code, next = exitFailure, explainOutcome(e)+state+", and why in the relay's log"
+	case e.Code == manifest.DeadlineExceeded:
+		code, next = exitTimeout, explainOutcome(e)+state
+	case e.Code == manifest.BadRequest, e.Code == manifest.ManifestInvalid:
+		code = exitFailure // the message says what is wrong with the arguments
+	default:
+		code, next = explainRelayAnswer(e)
+	}
+	if e.TraceID != "" {
+		next += fmt.Sprintf(" (trace %s)", e.TraceID)
+	}
+	return code, next
+}
