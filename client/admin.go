@@ -62,7 +62,7 @@ func (c *Client) RemoveNode(ctx context.Context, ref string, dryRun bool) (*Node
 }
 
 // nodeRequest sends a request about one node. A text that cannot name a node is not sent: it
-// could be a path of its own.
+// could be a path by itself.
 func nodeRequest[T any](ctx context.Context, c *Client, method, ref, suffix string, body any, dryRun bool) (*T, error) {
 	if !manifest.ValidNodeName(ref) {
 		return nil, refError(ErrNotFound, "node", "no node has the id, the name or the id prefix %q", ref)

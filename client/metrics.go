@@ -21,7 +21,7 @@ import (
 // The events of a stream are a closed set (RFC-0009 §5): metric, ping and close. Any other one is
 // a *ProtocolError, and so are a ping or close with other data than RFC-0009 has, and a frame that
 // violates the schema of frames or is of another node than the tool's: a program that reads frames
-// needs no checks of its own.
+// needs no further checks.
 func (c *Client) Metrics(ctx context.Context, tool string, arguments any, fn func(frame []byte) error) error {
 	resp, err := c.do(ctx, http.MethodPost, c.URL()+toolsPath, "text/event-stream", newToolCall(tool, arguments))
 	if err != nil {

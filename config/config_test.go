@@ -234,7 +234,7 @@ func TestConfigSources(t *testing.T) {
 	if _, err := none.Load(); err == nil || !strings.Contains(err.Error(), "none.yaml: no such file") {
 		t.Errorf("a missing --config: %v", err)
 	}
-	// A daemon with a relay needs a token, and a person who looks needs none.
+	// A daemon with a relay needs a token, and a person who reads needs none.
 	none.Required, none.Flags["relay"] = false, Setting{"wss://relay.example", "--relay"}
 	if _, err := none.Load(); err != nil {
 		t.Error(err)

@@ -85,7 +85,7 @@ func (k *Key) Default() string { return strings.TrimPrefix(k.Text(Plain(k.def())
 
 // NeedKey is FindKey with an error that names the nearest key, or all of them.
 //
-// The list of all keys stands in only when no key is near, since it is long.
+// The list of all keys is shown only when no key is near, since it is long.
 func NeedKey(name string) (*Key, error) {
 	if k := FindKey(name); k != nil {
 		return k, nil

@@ -27,7 +27,7 @@ const (
 
 // DefaultPath returns the configuration file of the service, or of an ordinary user.
 //
-// A service that systemd runs under a user of its own (DynamicUser) is known by its
+// A service that systemd runs under a dedicated user (DynamicUser) is known by its
 // STATE_DIRECTORY below /var/lib.
 func DefaultPath() string {
 	if isRoot() || strings.HasPrefix(os.Getenv("STATE_DIRECTORY"), "/var/lib/") {

@@ -57,7 +57,7 @@ func readSaved(path string) (Settings, Errors) {
 	return saved, errs
 }
 
-// setAsideSaved makes room for new settings: it sets a damaged file aside, and saves what was
+// setAsideSaved clears the place of new settings: it sets a damaged file aside, and saves what was
 // valid in it. A file that only could not be read is left where it is.
 func setAsideSaved(path string, valid Settings, errs Errors) *atomicfile.Damage {
 	d := &atomicfile.Damage{Path: path, Problem: strings.ReplaceAll(PublicText(errs), "\n", "; ")}

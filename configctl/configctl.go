@@ -151,7 +151,7 @@ func (s *Session) Change(ctx context.Context, key *config.Key, value any, dryRun
 	if err != nil {
 		return nil, err
 	}
-	// A daemon notices a changed file within seconds. Waiting for its reload here tells the
+	// A daemon notices a changed file within seconds. Waiting for its reload here shows the
 	// person now whether it accepts the value.
 	c.Effect = s.effect(c, value != nil)
 	if c.Effect == Now && !viaSocket {

@@ -15,7 +15,7 @@ import (
 	"agentctl/daemon"
 )
 
-// newSource has its files in a directory of its own; log_level is set above the files.
+// newSource has its files in a new directory; log_level is set above the files.
 func newSource(t *testing.T) config.Source {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ac") // the path of a socket is short

@@ -288,7 +288,7 @@ func TestSlowReader(t *testing.T) {
 		hello := frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`))
 		nc.Write(hello)
 		// The answer is read: while it waits, jrpc2 holds a lock that its reader may want,
-		// and a bubble with a goroutine that waits for a lock stands still.
+		// and a bubble with a goroutine that waits for a lock does not advance.
 		if _, err := nc.Read(make([]byte, 1<<10)); err != nil {
 			t.Fatal(err)
 		}

@@ -313,7 +313,7 @@ func TestToolThatHangs(t *testing.T) {
 	})
 }
 
-// TestStandingAlerts: a client that connects late, or asks for events late, is told what stands,
+// TestStandingAlerts: a client that connects late, or asks for events late, gets the alerts that still hold,
 // once and after the answer to its hello.
 func TestStandingAlerts(t *testing.T) {
 	var standing []Alert
@@ -326,7 +326,7 @@ func TestStandingAlerts(t *testing.T) {
 			return rules
 		}
 		if got := alerts(r.peer().hello(bridge)); got != nil {
-			t.Errorf("nothing stands, and it got %q", got)
+			t.Errorf("no alert holds, and it got %q", got)
 		}
 		standing = []Alert{{Level: "warn", RuleID: "hot", Metric: "temperature_c", Value: 80, Threshold: 75}, {RuleID: "broken", Value: math.NaN()}, {RuleID: "full", Level: "error"}}
 		late, plain := r.peer().hello(bridge), r.peer().hello("")
@@ -335,7 +335,7 @@ func TestStandingAlerts(t *testing.T) {
 		}
 		late.hello(bridge) // again, on the same connection
 		if got := append(alerts(late), alerts(plain)...); got != nil {
-			t.Errorf("it was told twice, or without asking: %q", got)
+			t.Errorf("it was notified twice, or without asking: %q", got)
 		}
 		plain.hello(bridge)
 		r.srv.PublishAlert(Alert{RuleID: "new"})

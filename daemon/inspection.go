@@ -70,7 +70,7 @@ type Examination struct {
 // DoctorFunc runs the checks of package doctor, which imports this one. It returns when ctx ends.
 type DoctorFunc func(ctx context.Context, e *Examination) *handlers.DoctorReport
 
-// doctorModules are those that the checks judge.
+// doctorModules are those that the checks need.
 var doctorModules = prober.SetOf(prober.ModuleTemperature, prober.ModulePower, prober.ModuleWear)
 
 // runDoctor examines this daemon.

@@ -241,7 +241,7 @@ const (
 )
 
 // JoinStatus is how this board belongs to a relay that it joined. Absent for a board that did
-// not join, and has no file that tells it to.
+// not join, and has no file that asks it to.
 type JoinStatus struct {
 	State            string `json:"state"`
 	Relay            string `json:"relay,omitempty"`

@@ -38,7 +38,7 @@ func logCalls(log *zap.Logger) func(tool, traceID string, took time.Duration, er
 // logStates logs each new state of a link once, with the next step if the link is down.
 //
 // last needs no lock: a client calls OnState in its own goroutine only, and each client
-// gets a function of its own.
+// gets a separate function.
 func logStates(log *zap.Logger, joined bool) func(link.Status) {
 	var last link.State
 	return func(s link.Status) {

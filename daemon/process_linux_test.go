@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// tuneEnv makes the test binary tune itself and print what came of it.
+// tuneEnv makes the test binary tune itself and print the result.
 const tuneEnv = "DAEMON_TEST_TUNE"
 
 func TestMain(m *testing.M) {

@@ -281,7 +281,7 @@ func (d *Daemon) setConfig(c *config.Config, changed []*config.Key, restart []st
 
 // configView returns the configuration in force, with what clients and systemd set instead.
 //
-// An origin tells a person where to change a value. A value that a client or systemd set has
+// An origin shows a person where to change a value. A value that a client or systemd set has
 // none in the files, so that its origin is a phrase.
 func (d *Daemon) configView() config.View {
 	d.mu.Lock()

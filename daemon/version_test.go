@@ -35,6 +35,6 @@ func TestIsNewerByTime(t *testing.T) {
 		}
 	}
 	if !isNewer(Build{Version: "v2.0.0", Time: early}, Build{Version: "v1.0.0", Time: late}) {
-		t.Error("the time counts more than the version")
+		t.Error("the time takes precedence over the version")
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 // Bounds of free space on the disk of the state directory, bytes.
 //
-// Below minFree the history cannot be written any more: SQLite needs room for its journal
+// Below minFree the history cannot be written any more: SQLite needs space for its journal
 // beside the file. Between both a log that grows fills the rest within days.
 const (
 	minFree  = 16 << 20
@@ -39,7 +39,7 @@ const (
 // dirInUse is the state directory that the daemon uses, else the configured one. known is nil
 // when the daemon did not answer.
 //
-// The path of the history tells which one that is, since a daemon may run with other flags than
+// The path of the history shows which one that is, since a daemon may run with other flags than
 // the configuration of this command.
 func (t *target) dirInUse(known *daemon.Status) string {
 	if known == nil || known.Storage.Path == "" {

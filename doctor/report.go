@@ -7,7 +7,7 @@
 //		fmt.Println(f.Status, f.Name, f.Message, f.Next)
 //	}
 //
-// Each check stands alone: when one fails, the others still say what they see. The checks run
+// Each check is independent: when one fails, the others still say what they see. The checks run
 // side by side, so that a report takes as long as the slowest of them, and at most
 // checkTimeout and lateGrace together. A board that is in trouble is the usual case here: no
 // network, a disk that hangs, a clock in 1970, a user without rights.
@@ -150,7 +150,7 @@ func newReport(found []Finding) *Report {
 
 // runUntil runs the check and waits for it until shortly after ctx ends.
 //
-// Each check runs in a goroutine of its own, so that a system call that does not return
+// Each check runs in a separate goroutine, so that a system call that does not return
 // costs the report one finding and not the others.
 func (c check) runUntil(ctx context.Context) []Finding {
 	// The buffer lets a check that comes too late return without a receiver.

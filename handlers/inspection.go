@@ -102,14 +102,14 @@ func encode(v any) ([]byte, error) {
 // answerReserve is more than an answer has beside its lists, bytes.
 const answerReserve = 2 << 10
 
-// fit returns the first elements of a list whose JSON fits into room bytes, and takes it off.
-func fit[T any](list []T, room *int) []T {
+// fit returns the first elements of a list whose JSON fits into free bytes, which it reduces.
+func fit[T any](list []T, free *int) []T {
 	for i := range list {
 		raw, err := encode(&list[i])
-		if err != nil || len(raw)+1 > *room {
+		if err != nil || len(raw)+1 > *free {
 			return list[:i]
 		}
-		*room -= len(raw) + 1
+		*free -= len(raw) + 1
 	}
 	return list
 }
@@ -197,9 +197,9 @@ func (o *InspectionOptions) processes(ctx context.Context, args []byte) (any, er
 		SortBy: in.SortBy, Limit: in.Limit, Window: time.Duration(in.WindowMS) * time.Millisecond, Name: in.Name,
 		Args: o.Arguments != nil && o.Arguments(),
 	})
-	room := maxPageSize - answerReserve
+	free := maxPageSize - answerReserve
 	list := out.Processes
-	if out.Processes = fit(list, &room); len(out.Processes) < len(list) && !slices.Contains(out.Unfinished, "details") {
+	if out.Processes = fit(list, &free); len(out.Processes) < len(list) && !slices.Contains(out.Unfinished, "details") {
 		out.Unfinished = append(out.Unfinished, "details")
 	}
 	return out, nil
@@ -214,9 +214,9 @@ func (o *InspectionOptions) disks(ctx context.Context, args []byte) (any, error)
 	if err := checkCursor(skip, d.Total); err != nil {
 		return nil, err
 	}
-	room := maxPageSize - answerReserve
-	d.Disks = fit(d.Disks, &room)
-	d.Filesystems = fit(d.Filesystems, &room)
+	free := maxPageSize - answerReserve
+	d.Disks = fit(d.Disks, &free)
+	d.Filesystems = fit(d.Filesystems, &free)
 	return struct {
 		inspect.Disks
 		NextCursor string `json:"next_cursor,omitempty"`
@@ -233,12 +233,12 @@ func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, erro
 	if err := checkCursor(skip, total); err != nil {
 		return nil, err
 	}
-	room := maxPageSize - answerReserve
+	free := maxPageSize - answerReserve
 	interfaces := n.Interfaces
-	if n.Interfaces = fit(interfaces, &room); len(n.Interfaces) < len(interfaces) {
+	if n.Interfaces = fit(interfaces, &free); len(n.Interfaces) < len(interfaces) {
 		n.Routes = n.Routes[:0] // they follow all interfaces
 	}
-	n.Routes = fit(n.Routes, &room)
+	n.Routes = fit(n.Routes, &free)
 	return struct {
 		inspect.Network
 		NextCursor string `json:"next_cursor,omitempty"`
@@ -263,7 +263,7 @@ func (o *InspectionOptions) doctor(ctx context.Context, _ []byte) (any, error) {
 	for _, name := range r.Unfinished[:min(len(r.Unfinished), maxChecks)] {
 		out.Unfinished = append(out.Unfinished, inspect.Text(name, maxCheckName))
 	}
-	room := maxPageSize - answerReserve
-	out.Checks = fit(out.Checks, &room)
+	free := maxPageSize - answerReserve
+	out.Checks = fit(out.Checks, &free)
 	return out, nil
 }

@@ -249,7 +249,7 @@ func TestHandlerFailures(t *testing.T) {
 		{"an error of ours", func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {
 			return nil, nil, fmt.Errorf("wrapped: %w", manifest.E(manifest.SafetyDenied, "no"))
 		}, manifest.SafetyDenied},
-		{"a deadline of its own", func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {
+		{"the handler's own deadline", func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {
 			return nil, nil, fmt.Errorf("read: %w", context.DeadlineExceeded)
 		}, manifest.DeadlineExceeded},
 		{"nothing", func(context.Context, manifest.ToolName, []byte) ([]byte, handlers.Stream, error) {

@@ -209,7 +209,7 @@ func (t *Target) poll(ctx context.Context, done func(*daemon.Status) bool) (*dae
 	}
 }
 
-// OtherUsersDaemon returns whether a user who became root by sudo has a daemon of their own,
+// OtherUsersDaemon returns whether a user who became root by sudo has their own daemon,
 // by its control socket.
 func OtherUsersDaemon(ctx context.Context, uid string) bool {
 	for _, path := range []string{

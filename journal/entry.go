@@ -28,8 +28,8 @@ func (l *lineReader) next() (line []byte, cut bool, err error) {
 	l.buf = l.buf[:0]
 	for {
 		part, err := l.r.ReadSlice('\n')
-		if room := maxLine - len(l.buf); len(part) > room {
-			part, cut = part[:room], true
+		if free := maxLine - len(l.buf); len(part) > free {
+			part, cut = part[:free], true
 		}
 		l.buf = append(l.buf, part...)
 		switch {

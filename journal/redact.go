@@ -40,7 +40,7 @@ var secretForms = []*lazyregexp.Regexp{
 	lazyregexp.New(`(?i)(?:^|\s)--?[a-z0-9-]*(?:password|passwd|passphrase|token|secret|api-?key)[ \t]+("[^"]*"?|'[^']*'?|[^\s-]\S*)`),
 	lazyregexp.New(`(?:^|\s)(?:-u|--user)[ =]([^\s:/]+:[^\s/]\S*)`),
 	lazyregexp.New(`\bsshpass[ \t]+-p[ \t]*(\S+)`),
-	// A line of a PEM block, which journald stores as lines of their own.
+	// A line of a PEM block, which journald stores as separate lines.
 	lazyregexp.New(`^\s*([A-Za-z0-9+/]{40,128}={0,2})\s*$`),
 	lazyregexp.New(`^\s*([A-Za-z0-9+/]{16,128}={1,2})\s*$`),
 }

@@ -72,7 +72,7 @@ func (e *Error) Retryable() bool {
 // publicReasons are the reasons that callers get, by code (docs/protocol.md, "Errors"). The
 // list is short because every word in it is a promise. The codes for what a caller did wrong
 // have none: their messages say it, and the reason of a denial would let somebody who tries
-// tokens or node ids tell one refusal from another.
+// tokens or node ids distinguish one refusal from another.
 var publicReasons = map[Code][]string{
 	NodeOffline:      {"offline", "suspect", "in_doubt", "stream_end", "stopping"},
 	DeadlineExceeded: {"gateway_deadline", "device", "expired", "cancelled"},

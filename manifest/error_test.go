@@ -25,7 +25,7 @@ func TestRetryable(t *testing.T) {
 }
 
 // A caller gets no reason that is not in the documented list, and of a denial none at all unless
-// an endpoint says so: a reason would tell a revoked token from an unknown one.
+// an endpoint says so: a reason would distinguish a revoked token from an unknown one.
 func TestPublicReason(t *testing.T) {
 	for _, tt := range []struct {
 		err  Error

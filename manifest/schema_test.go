@@ -89,12 +89,12 @@ func corpus(t testing.TB) []corpusLine {
 }
 
 func TestCorpus(t *testing.T) {
-	judged := map[string]map[string]int{}
+	verdicts := map[string]map[string]int{}
 	for _, c := range corpus(t) {
-		if judged[c.ref] == nil {
-			judged[c.ref] = map[string]int{}
+		if verdicts[c.ref] == nil {
+			verdicts[c.ref] = map[string]int{}
 		}
-		judged[c.ref][c.verdict]++
+		verdicts[c.ref][c.verdict]++
 		s, ok := lookupSchema(c.ref)
 		if !ok {
 			t.Fatalf("line %d: no schema %s", c.no, c.ref)
@@ -126,8 +126,8 @@ func TestCorpus(t *testing.T) {
 		}
 	}
 	for _, ref := range SchemaNames() {
-		if judged[ref]["yes"] == 0 || judged[ref]["no"] == 0 {
-			t.Errorf("the corpus has no good or no bad value for %s: %v", ref, judged[ref])
+		if verdicts[ref]["yes"] == 0 || verdicts[ref]["no"] == 0 {
+			t.Errorf("the corpus has no good or no bad value for %s: %v", ref, verdicts[ref])
 		}
 	}
 }

@@ -179,8 +179,8 @@ func (v *View) lines(width, height int, now time.Time) []string {
 	}
 	foot = append(foot, v.alertLines(width, height)...)
 	foot = append(foot, term.Paint(v.color, term.Faint, term.Truncate(v.footer(now, width), width)))
-	if room := max(height-len(foot), 1); len(body) > room {
-		body = body[:room]
+	if lines := max(height-len(foot), 1); len(body) > lines {
+		body = body[:lines]
 	}
 	out := append(body, foot...)
 	return out[max(len(out)-height, 0):]
@@ -204,7 +204,7 @@ func (v *View) alertLines(width, height int) []string {
 	return lines[max(len(lines)-max(height/3, 1), 0):]
 }
 
-// header returns the name of the board, its node id where there is room, and the time of the
+// header returns the name of the board, its node id where it fits, and the time of the
 // newest sample, right-aligned.
 func (v *View) header(width int) string {
 	name := term.SafeLine(v.connection.Name)
@@ -218,8 +218,8 @@ func (v *View) header(width int) string {
 	if v.newestTS > 0 {
 		at = time.UnixMilli(v.newestTS).In(v.zone).Format(time.TimeOnly)
 	}
-	room := max(width-len(at)-1, 1)
-	return term.Paint(v.color, term.Bold, fmt.Sprintf("%-*s", room, term.Truncate(name, room))) + " " + at
+	columns := max(width-len(at)-1, 1)
+	return term.Paint(v.color, term.Bold, fmt.Sprintf("%-*s", columns, term.Truncate(name, columns))) + " " + at
 }
 
 // row returns the line of one sensor: label, value, sparkline; "" when it is not drawn or
@@ -247,12 +247,12 @@ func (v *View) row(s *prober.Sensor, width int) string {
 		valueWidth = 19
 	}
 	line := fmt.Sprintf("%-8s %-*s", label, valueWidth, text)
-	room := width - len(line) - 1
-	if room < minSparkColumns {
+	columns := width - len(line) - 1
+	if columns < minSparkColumns {
 		return line
 	}
 	past := v.past[s.Key]
-	past = past[max(len(past)-room, 0):]
+	past = past[max(len(past)-columns, 0):]
 	highest := 0.0
 	for _, p := range past {
 		if p > highest { // false for NaN
@@ -266,7 +266,7 @@ func (v *View) row(s *prober.Sensor, width int) string {
 	case high == 0, s.Chart.MaxKey != "" && highest*4 < high: // no scale, or one that flattens the line
 		high = term.NiceCeil(highest)
 	}
-	return line + " " + term.Paint(v.color, sparkColor(s, x), term.Sparkline(past, room, low, high, v.ascii))
+	return line + " " + term.Paint(v.color, sparkColor(s, x), term.Sparkline(past, columns, low, high, v.ascii))
 }
 
 // sparkColor returns the warning color from 85 % or 75 C, and the error color from 95 % or

@@ -79,7 +79,7 @@ var ErrModules = errors.New("this daemon does not have all of the modules")
 // keeps a burst going while the interval is shorter than the daemon's.
 //
 // The control client's goroutine calls onEvent; everything else runs in Run's goroutine,
-// and show in one of its own. Events that come before a connection is announced wait, so
+// and show in a separate one. Events that come before a connection is announced wait, so
 // that the message "connection" is the first of each connection.
 type Watcher struct {
 	Socket   string

@@ -44,7 +44,7 @@ type moduleInfo struct {
 	memberAccess
 }
 
-// moduleTable describes the modules. The driver behind power looks every 2 s and then
+// moduleTable describes the modules. The driver behind power samples every 2 s and then
 // clears its flags; wear changes within weeks, and reading it may cost the card a command.
 var moduleTable = [NumModules]moduleInfo{
 	ModuleCPU:    {name: "cpu", member: "cpu"},
@@ -157,7 +157,7 @@ type Sensor struct {
 }
 
 // Record says how history keeps a sensor of an optional module. Other modules have
-// columns of their own.
+// separate columns.
 type Record struct {
 	// ID is the number of the key in history files. It is never changed or reused; 0
 	// means that the sensor is not recorded.

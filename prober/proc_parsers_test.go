@@ -237,10 +237,10 @@ func TestCPUMeter(t *testing.T) {
 		{"then deltas", []cpuTimes{{0, 100}, {50, 150}, {150, 150}, {150, 250}}, []float64{0, 50, 100, 0}},
 		{"two decimals", []cpuTimes{{0, 100}, {100, 300}}, []float64{0, 33.33}},
 		{"nothing moved", []cpuTimes{{25, 75}, {125, 75}, {125, 75}}, []float64{25, 100, 100}},
-		{"a moment later: the window before stands", []cpuTimes{{0, 100}, {50, 150}, {51, 150}, {51, 152}, {151, 152}},
+		{"a moment later: the window before is kept", []cpuTimes{{0, 100}, {50, 150}, {51, 150}, {51, 152}, {151, 152}},
 			[]float64{0, 50, 50.5, 49.51, 98.06}},
 		{"iowait went back", []cpuTimes{{100, 100}, {150, 99}, {150, 149}}, []float64{50, 100, 0}},
-		{"all went back: the last one stands", []cpuTimes{{100, 100}, {200, 100}, {10, 10}, {20, 40}}, []float64{50, 100, 100, 25}},
+		{"all went back: the last one is kept", []cpuTimes{{100, 100}, {200, 100}, {10, 10}, {20, 40}}, []float64{50, 100, 100, 25}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

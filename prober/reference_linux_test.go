@@ -145,7 +145,7 @@ func TestSameAsGopsutilOnRandomMachines(t *testing.T) {
 	}
 }
 
-// On this machine the counters move between two readings, so only what stands
+// On this machine the counters move between two readings, so only what stays
 // still is compared exactly, and memory loosely.
 func TestSameAsGopsutilHere(t *testing.T) {
 	m := newMachine("/", "/", threeSeconds)

@@ -141,7 +141,7 @@ const (
 )
 
 // parseThrottled reads get_throttled of the Raspberry Pi firmware. Lately means since
-// the driver looked last, about 2 s ago, when it had those bits cleared.
+// the driver sampled last, about 2 s ago, when it had those bits cleared.
 func parseThrottled(b []byte) (Power, error) {
 	v, rest, err := parseHex(b)
 	if err != nil || len(rest) > 0 {

@@ -34,7 +34,7 @@ func (r *Relay) recordDecision(rec kernel.Record) {
 
 // beginChange records an administrative change before it is made, and returns once the record is
 // on the disk. After an error the change must not be made; the error is for the caller. So an
-// attacker who fills the disk changes nothing without a trace. What came of the change is
+// attacker who fills the disk changes nothing without a trace. The outcome of the change is
 // another record with the same trace id.
 func (r *Relay) beginChange(ctx context.Context, rec kernel.Record) error {
 	rec.Decision = kernel.Begun
@@ -72,7 +72,7 @@ func (r *Relay) onAuditLost(lost []audit.Loss) {
 // clientAddr is the address of a request's client, behind the trusted proxies.
 func (r *Relay) clientAddr(req *http.Request) netip.Addr { return r.opt.TrustedProxies.ClientAddr(req) }
 
-// Bounds of log lines about strangers: one for each address and minute. Without room for more
+// Bounds of log lines about strangers: one for each address and minute. If the table is full
 // addresses there is no line; refusals.jsonl and the metrics count what is left out.
 const (
 	strangerLines        = 1.0 / 60 // per second

@@ -42,7 +42,7 @@ func (r *Relay) explainOffline(nodeID string, e *manifest.Error) *manifest.Error
 		return e
 	}
 	c := *e // plugins return shared errors
-	c.Message = r.boardLabel(nodeID) + state + "; fleet.describe and fleet.events still tell about it"
+	c.Message = r.boardLabel(nodeID) + state + "; fleet.describe and fleet.events still answer about it"
 	return &c
 }
 

@@ -10,7 +10,7 @@ import (
 	"agentctl/transport/clock"
 )
 
-// clockGuard finds out that the relay's clock cannot be right. Boards without a clock of their own
+// clockGuard finds out that the relay's clock cannot be right. Boards without a battery-backed clock
 // take the relay's, and tokens are checked against it: with a clock that is behind, the one would
 // date their history into the past and the other would refuse them as not valid yet. Such a relay
 // refuses new links with 4503 and the reason "clock", which boards retry. It goes on by itself when

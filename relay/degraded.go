@@ -26,7 +26,7 @@ import (
 // degradedInterval is the time between two lines of the log that say so.
 const degradedInterval = time.Minute
 
-// degradedNotice is what MCP clients are told.
+// degradedNotice is the notice for MCP clients.
 const degradedNotice = "This relay runs without its event log: tools of boards work, tickets answer with an error, and changes are not recorded. "
 
 // startDegraded records why the relay runs without its event log.
@@ -56,7 +56,7 @@ func (r *Relay) remindDegraded(ctx context.Context) {
 	every(ctx, degradedInterval, remind)
 }
 
-// notice is what MCP clients are told about the relay's state; "" for nothing.
+// notice is the text for MCP clients about the relay's state; "" for none.
 func (r *Relay) notice() string {
 	if r.degraded == nil {
 		return ""

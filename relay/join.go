@@ -259,7 +259,7 @@ func (x *exchange) refuse(err error) {
 	case errors.Is(err, auth.ErrJoin):
 		status = joinStatus[e.Reason]
 	case errors.Is(err, auth.ErrFull):
-		e = &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has no room for another identity; its operator can say more"}
+		e = &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay cannot store another identity; its operator can say more"}
 		result, status = "failed", http.StatusInsufficientStorage
 	case e.Code == manifest.Internal:
 		if e.Reason != storage.Reason { // faults of the disk are logged by their monitor

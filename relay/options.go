@@ -25,7 +25,7 @@ const DefaultListen = "127.0.0.1:8460"
 // no listener.
 const (
 	PartMCP = "mcp" // boards, tools, metric streams and MCP, on Listen
-	PartSSE = "sse" // the event gateway, on a listener of its own
+	PartSSE = "sse" // the event gateway, on a separate listener
 )
 
 // Built-in plugins that Options.DisabledPlugins may name. The control plane is always
@@ -85,7 +85,7 @@ func (o *EventLogOptions) check() error {
 
 // Options configure a relay. Only StateDir is required. Open checks them before it creates
 // or changes anything; what it cannot serve is an *OptionError, from which the caller makes
-// a message in the words of its own flags.
+// a message in the words of its flags.
 type Options struct {
 	StateDir string // keys, tokens, nodes, event log and audit log
 	// AuditMaxBytes and AuditMaxAge bound the audit log; 0 is the default of audit.Options.

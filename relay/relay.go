@@ -270,7 +270,7 @@ func (r *Relay) waitForDisk(drain context.Context, wg *sync.WaitGroup) bool {
 // started. It returns nil when ctx has ended, else the error of the part. It may be called
 // once, since it closes the Relay at the end.
 //
-// Each group of goroutines has a context of its own, because they end in an order:
+// Each group of goroutines has a separate context, because they end in an order:
 //
 //  1. streams and the gateway, whose clients get a close event (1000), and calls over MCP, which
 //     have a second to end and are then answered with their outcome

@@ -207,7 +207,7 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	writeWhole(w, s)
 }
 
-// resourceMetadata tells a client without a token where and how /mcp takes one (RFC 9728).
+// resourceMetadata shows a client without a token where and how /mcp takes one (RFC 9728).
 func (r *Relay) resourceMetadata(w http.ResponseWriter, req *http.Request) {
 	if p := strings.TrimPrefix(req.URL.Path, metadataPath); p != "" && p != "/mcp" {
 		r.fail(w, req, http.StatusNotFound, manifest.BadRequest, "no such resource")
@@ -221,7 +221,7 @@ func (r *Relay) resourceMetadata(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-// writeJSON answers with v, a value of our own that json.Marshal takes.
+// writeJSON answers with v, a value of this package that json.Marshal takes.
 func writeJSON(w http.ResponseWriter, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {

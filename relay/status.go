@@ -37,7 +37,7 @@ type Status struct {
 	Plugins   []PluginStatus   `json:"plugins"` // without boards
 }
 
-// Healthy reports whether nothing stands against serving: no store and no clock that fails, and
+// Healthy reports whether nothing prevents serving: no store and no clock that fails, and
 // not degraded. Warnings do not count.
 func (s *Status) Healthy() bool {
 	for i := range s.Stores {

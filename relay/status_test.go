@@ -203,7 +203,7 @@ func TestStartDegraded(t *testing.T) {
 				t.Errorf("status: %s", b)
 			}
 			if !strings.Contains(string(r.writeMetrics(nil)), "agentctl_relay_degraded 1") || r.notice() == "" {
-				t.Error("the metrics and MCP clients are not told")
+				t.Error("the metrics and MCP clients do not show it")
 			}
 			stop()
 			if after, _ := os.ReadFile(path); string(after) != string(before) {

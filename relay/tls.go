@@ -95,7 +95,7 @@ func (r *Relay) followAddresses(ctx context.Context) {
 	})
 }
 
-// addressInterval is how often followAddresses looks. A look is two sockets that send nothing.
+// addressInterval is how often followAddresses checks. A check is two sockets that send nothing.
 const addressInterval = 15 * time.Second
 
 // CASHA256 is the hash by which clients know the relay's own authority (package transport/pin);

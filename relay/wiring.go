@@ -49,7 +49,7 @@ const (
 	storeAudit      = audit.Store
 )
 
-// Each device is a plugin of the kernel. A hub that is full of devices leaves room for 128
+// Each device is a plugin of the kernel. A hub that is full of devices leaves places for 128
 // other plugins; otherwise this does not compile.
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 
@@ -111,7 +111,7 @@ func (r *Relay) openEventLog() (err error) {
 // that the caller learns that the disk was the reason.
 const storeTimeout = kernel.CallBudget - 500*time.Millisecond
 
-// explainTimeout tells the caller of a built-in plugin that did not answer in time when the
+// explainTimeout explains to the caller of a built-in plugin that did not answer in time when the
 // event log was the reason.
 func (r *Relay) explainTimeout(plugin string) *manifest.Error {
 	if plugin != control.Name && r.builtins[plugin] == nil {

@@ -131,7 +131,7 @@ func (p *prober) write() error {
 
 // isStuck reports whether the block device under the directory had requests in flight at the last
 // probe and has finished none since (Documentation/block/stat.rst). It is false where there is no
-// block device, or the kernel does not tell.
+// block device, or the kernel does not show it.
 func (p *prober) isStuck() bool {
 	var st unix.Stat_t
 	if unix.Stat(p.dir, &st) != nil || unix.Major(uint64(st.Dev)) == 0 {

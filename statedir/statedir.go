@@ -13,7 +13,7 @@
 // # What a probe does
 //
 // A probe must not wear the card. It asks the kernel about free space and flags, reads a block of a
-// file past the page cache, and looks whether the block device finishes its requests; none of that
+// file past the page cache, and checks whether the block device finishes its requests; none of that
 // writes. It replaces the file only after a failure, once an hour, or on filesystems that
 // are not on a disk of this machine.
 //

@@ -72,7 +72,7 @@ func (c Chart) Lines() []string {
 }
 
 // valueLabel returns a value as the vertical axis shows it, with a space before the axis. A
-// Value has at most nine characters, which axisWidth leaves room for.
+// Value has at most nine characters, which fit into axisWidth.
 func valueLabel(v float64, unit string) string { return Value(v, unit) + " " }
 
 // title names the series and summarizes it, shorter when the chart is narrow:

@@ -30,7 +30,7 @@ type process struct {
 	ended    chan struct{}
 }
 
-// startProcess runs a binary (name and tags as for binary) with a deadline of its own.
+// startProcess runs a binary (name and tags as for binary) with a deadline.
 func startProcess(t testing.TB, wrap []string, path string, args ...string) *process {
 	t.Helper()
 	argv := append(append(slices.Clone(wrap), path), args...)

@@ -68,7 +68,7 @@ var rules = []struct {
 	{"...", []string{"github.com/spf13/cobra/doc"}, nil, "man pages are made by a test when packages are made; the generator stays out of the binary"},
 	{"...", []string{"github.com/shirou/gopsutil/..."}, []string{"prober/..."}, "the sampler owns the machine's readings"},
 	{"...", []string{"github.com/coreos/go-systemd/v22/dbus", "github.com/godbus/..."}, []string{"handlers"}, "systemd is asked over D-Bus in one place"},
-	{"journal", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "the journal's helper runs with rights of its own and links little"},
+	{"journal", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "the journal's helper runs with other rights and links little"},
 	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link"}, "WebSocket is an implementation detail of the link"},
 	{"...", []string{"github.com/modelcontextprotocol/go-sdk/..."}, []string{"relay/mcp"}, "the MCP SDK stays behind relay/mcp"},
 	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},

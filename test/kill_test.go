@@ -147,7 +147,7 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = db.Close() }()
-	db.SetMaxIdleConns(0) // each look is one at the file as it is
+	db.SetMaxIdleConns(0) // each query opens the file as it is
 
 	seen := recorded{samples: map[int64][7]int64{}, readings: map[int64]int64{}}
 	for round := range rounds {

@@ -135,7 +135,7 @@ func TestMetrics(t *testing.T) {
 	if grew("agentctl_tool_call_seconds{class=device}") < 5 || after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 {
 		t.Errorf("got %v", after)
 	}
-	// The audit log is written beside the calls; a caller without a good token is in a file of its own.
+	// The audit log is written beside the calls; a caller without a good token is in a separate file.
 	eventually(t, "the audit lines", func() bool { return parse()["agentctl_audit_lines_total"] >= 6 })
 	if after["agentctl_audit_refusals_total"] != 1 {
 		t.Errorf("%v refusals without an identity", after["agentctl_audit_refusals_total"])

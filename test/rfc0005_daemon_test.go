@@ -36,7 +36,7 @@ type board struct {
 
 const boardNode = "01hzx9k3m4p7q8r9s0t1v2w3xy"
 
-// fixedSource is a prober.Source whose figures stand still.
+// fixedSource is a prober.Source whose figures do not change.
 type fixedSource struct{}
 
 func (fixedSource) Read(s *prober.Sample) error {

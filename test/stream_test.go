@@ -16,7 +16,7 @@ import (
 	"agentctl/transport/sse"
 )
 
-// stream is a client of the metric stream on a connection of its own, so that a test can
+// stream is a client of the metric stream on a separate connection, so that a test can
 // close one half of it, stop reading, or look at the bytes.
 type stream struct {
 	t      testing.TB

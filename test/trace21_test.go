@@ -20,7 +20,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// joinedBoard is a board with a key of its own, whose token is bound to it.
+// joinedBoard is a board with a key, whose token is bound to it.
 type joinedBoard struct {
 	key   ed25519.PrivateKey
 	node  string

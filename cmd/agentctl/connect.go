@@ -48,7 +48,7 @@ func (f *relayFlags) flags(c *cobra.Command) {
 func (f *relayFlags) context() (*login.Context, error) {
 	for _, name := range []string{"relay", "token-file"} {
 		if f.set.Changed(name) && f.contextName != "" {
-			return nil, exit(exitUsage, "--context has a relay and a token of its own; leave --%s", name)
+			return nil, exit(exitUsage, "--context has its own relay and token; leave --%s", name)
 		}
 		if f.set.Changed(name) {
 			return nil, nil

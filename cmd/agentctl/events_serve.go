@@ -164,7 +164,7 @@ func (s *eventsServe) allowOrigins(cmd *cobra.Command, list []string) (_ []strin
 	return list, nil
 }
 
-// checkOrigins judges --allow-origin as MCP_SSE_ALLOW_ORIGINS is judged.
+// checkOrigins checks --allow-origin as MCP_SSE_ALLOW_ORIGINS is checked.
 func checkOrigins(origins []string) ([]string, error) {
 	e, err := gateway.FromEnv(func(name string) string {
 		if name == "MCP_SSE_ALLOW_ORIGINS" {

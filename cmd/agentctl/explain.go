@@ -124,7 +124,7 @@ func isAdministration(cmd *cobra.Command) bool {
 	return g == "node" || g == "invite" || g == "token"
 }
 
-// The relay has one code for every refusal (safety_denied), so that its message tells whether
+// The relay has one code for every refusal (safety_denied), so that its message shows whether
 // the token or the node is refused.
 func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")

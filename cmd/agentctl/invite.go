@@ -56,8 +56,8 @@ command uses the state directory, whether the relay runs or not; elsewhere it ca
 'agentctl login', or of --relay and --token-file, with a token that has the scope invites:write
 (agentctl token create --class tenant-admin).
 
-A code is for one board, unless --uses says more: then every board that has it joins as a board
-of its own, which is how a golden image with one code works (docs/install.md). Whoever has the
+A code is for one board, unless --uses says more: then every board that has it joins as another
+board, which is how a golden image with one code works (docs/install.md). Whoever has the
 code can join: send it as you would send a password.`,
 		Example: `  agentctl invite --name attic --tag roof
   agentctl invite --uses 20 --ttl 30d --tag greenhouse

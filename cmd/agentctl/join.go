@@ -207,7 +207,7 @@ func explainJoin(err error) error {
 	code, next := exitFailure, daemon.JoinHint(err)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		next = "use sudo, or name the state directory of your own daemon with --state-dir"
+		next = "use sudo, or name your own daemon's state directory with --state-dir"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, control.ErrNotRunning):
 		next = "do the same again: the code is not lost"
 	case errors.As(err, &e) && (e.Kind == enroll.Refused && e.Reason != enrollment.ReasonNonce || e.Kind == enroll.ForAgent):

@@ -90,7 +90,7 @@ func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint strin
 }
 
 // relayArgs adds the arguments of a relay that was named. A client starts the bridge in a
-// directory of its own, so that files are named by absolute paths.
+// other directory, so that files are named by absolute paths.
 func (e *mcpEntry) relayArgs(s *clientconfig.Server) (hint string, err error) {
 	s.Args = append(s.Args, "--relay", e.relay.relay)
 	if e.relay.tokenFile == "" {

@@ -18,7 +18,7 @@ func newPlugin() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
 		Short: "Check, list, load and unload the relay's plugins",
-		Long: `Manage the relay's plugins. A plugin of your own is a folder in the relay's plugin directory with
+		Long: `Manage the relay's plugins. Your own plugin is a folder in the relay's plugin directory with
 a manifest, plugin.json, and an executable, run, that speaks MCP over stdin and stdout;
 docs/kernel.md shows one.
 
@@ -85,7 +85,7 @@ func newPluginLoad() *cobra.Command {
 			Long: `Start a plugin from the relay's plugin directory and offer its tools until it is unloaded or the
 relay stops. 'agentctl relay --plugin NAME' loads it whenever the relay starts.
 
-The plugin cannot reach the relay's files: it runs in a sandbox, or as a service of its own if it has
+The plugin cannot reach the relay's files: it runs in a sandbox, or as a separate service if it has
 a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl plugin ls' shows which.`,
 			Example: "  agentctl plugin load notes --token-file admin.token",
 		},

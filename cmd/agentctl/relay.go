@@ -28,7 +28,7 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newKeys(), newEvents(), newMCP(), newPlugin(), newDemo())
 }
 
-// defaultMetricsListen is where /metrics is served unless told otherwise.
+// defaultMetricsListen is where /metrics is served unless a flag says otherwise.
 const defaultMetricsListen = "127.0.0.1:8461"
 
 // relayServe are the flags of relay: its options, and what is parsed into them.
@@ -84,7 +84,7 @@ are folders in --plugin-dir.`,
 	f.BoolVar(&s.o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&s.o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&s.o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are services of their own, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
+	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are separate services, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
 	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
 	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory, fleet")
 	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
@@ -92,10 +92,10 @@ are folders in --plugin-dir.`,
 	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
 	f.Var(duration.NewValue(&s.o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
 	f.Int64Var(&s.eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
-	f.Var(duration.NewValue(&s.o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if there is room")
+	f.Var(duration.NewValue(&s.o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if they fit")
 	f.Var(duration.NewValue(&s.o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
 	f.Int64Var(&s.tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
-	f.Int64Var(&s.tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no bound of its own")
+	f.Int64Var(&s.tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no separate bound")
 	f.StringVar(&s.scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
 	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")

@@ -34,7 +34,7 @@ Each event is checked against the hash of the one before it: "unverified" are ev
 events that were changed, and all events of a log that an older agentctl wrote without hashes.
 
 The relay must not run. With --replace the new log takes the place of the old one, which is moved
-into a directory of its own; without, the commands for that are printed.
+into a separate directory; without, the commands for that are printed.
 
 A backup is better if it is recent: see 'agentctl relay restore'. There is no salvage of relay.db,
 because a guess about who may do what is worse than none.`,

@@ -17,7 +17,7 @@ const steering = "\x1b]0;x\x07\x1b[31m \u009b2J \u202e\u2066 a\u00e9"
 
 func steers(s string) bool { return strings.ContainsAny(s, "\x1b\x07\u009b\u202e\u2066") }
 
-// TestSteering: no relay, board or agent steers the terminal of who looks.
+// TestSteering: no relay, board or agent steers the terminal of its reader.
 func TestSteering(t *testing.T) {
 	var out bytes.Buffer
 	cmd := &cobra.Command{}

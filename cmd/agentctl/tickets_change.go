@@ -86,7 +86,7 @@ func newTicketsDecide(verb, status, about string) *cobra.Command {
 	return t.flags(c, true)
 }
 
-// move reads the ticket first: --dry-run can then tell whether the change is allowed, and the
+// move reads the ticket first: --dry-run can then show whether the change is allowed, and the
 // text of undo needs the status before.
 func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 	rc, old, err := t.find(cmd.Context(), ref)

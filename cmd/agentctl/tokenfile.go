@@ -17,7 +17,7 @@ func readToken(path string) (string, error) {
 	case errors.As(err, &exposed):
 		return "", fmt.Errorf("%w, and use it in your place; make it yours: chmod 600 %s", err, path)
 	case errors.Is(err, fs.ErrPermission):
-		return "", fmt.Errorf("%w; run this as the file's owner, or name a file of your own", err)
+		return "", fmt.Errorf("%w; run this as the file's owner, or name your own file", err)
 	case err != nil:
 		return "", fmt.Errorf("%w; mint one on the relay with: agentctl token create", err)
 	}

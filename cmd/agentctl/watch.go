@@ -27,7 +27,7 @@ func newWatch() *cobra.Command {
 		Short: "Show this machine live: sparklines on a terminal, events as ndjson elsewhere",
 		Long: `Show this machine live. On a terminal it is a view with sparklines and alerts; q or Ctrl-C ends it
 and restores the terminal. Elsewhere, or with -o ndjson, it prints one JSON object per line:
-{"event":"metrics",...}, with the daemon's events under their names, and three of its own:
+{"event":"metrics",...}, with the daemon's events under their names, and three more:
 "snapshot" (modules that are not pushed), "connection" (state lost or ready, with the alerts that
 were raised before) and "lost" (number of events that were dropped because this reader was slow).
 

@@ -291,7 +291,7 @@ func TestReplace(t *testing.T) {
 	if _, err := e.Replace([]Rule{full, full}); err == nil || len(e.Rules()) != 2 {
 		t.Errorf("bad rules: %v, now %v", err, e.Rules())
 	}
-	// full stays as it stands, busy goes on waiting in another place.
+	// full stays as it is, busy goes on waiting in another place.
 	events, err := e.Replace([]Rule{busy, full})
 	if err != nil || len(events) != 0 {
 		t.Errorf("the same rules: %v, %v", brief(events), err)

@@ -12,7 +12,7 @@ import (
 	"agentctl/prober"
 )
 
-// Buckets are sought with statements of their own; the rows without a step are only read. So the
+// Buckets are sought with separate statements; the rows without a step are only read. So the
 // buckets of random records, folded from their rows, are the answer to a query with a step: over gaps,
 // restarts and jumps of the clock, with keys that are recorded at different times, for windows that
 // cut buckets, and with the newest records in memory.

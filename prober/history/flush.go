@@ -42,7 +42,7 @@ func (s *Store) Flush(ctx context.Context) error {
 	return err
 }
 
-// recordWrites adds what was written, and looks how large the file is.
+// recordWrites adds what was written, and reads how large the file is.
 func (s *Store) recordWrites(n int64) {
 	var size int64
 	for _, suffix := range []string{"", "-wal", "-shm"} {

@@ -15,7 +15,7 @@ import (
 )
 
 // bench runs a real Prober on a simulated board in a bubble, and a Store that records
-// it. The bubble's clock stands still while the disk works.
+// it. The bubble's clock does not advance while the disk works.
 type bench struct {
 	*Store
 	prober *prober.Prober

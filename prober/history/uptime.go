@@ -4,7 +4,7 @@ import "database/sql/driver"
 
 // Age. A sample's age is the uptime that was recorded since, and not the difference of two
 // readings of the wall clock: a clock that is wrong for an hour, or a relay's that a board without
-// one of its own follows, would make the whole history too old at once. A board that was switched
+// a correct one follows, would make the whole history too old at once. A board that was switched
 // off for a year still has its last month.
 //
 // The file holds how recorded uptime and wall clock belong together, in spans in which the wall

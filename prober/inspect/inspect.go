@@ -12,7 +12,7 @@
 // the latest, and names what is missing in Unfinished. Text of the machine is cut, valid UTF-8 and
 // without control characters.
 //
-// What may hang in the kernel runs in goroutines of its own, at most maxHung for each part of an
+// What may hang in the kernel runs in separate goroutines, at most maxHung for each part of an
 // answer. One that hangs is left to the end of the process, since nothing can end it.
 //
 // gopsutil reads the counters of drives and interfaces and the use of file systems. Processes are
@@ -32,7 +32,7 @@ import (
 
 // Options configure a Machine.
 type Options struct {
-	Root         string                     // of the files that are read; "" for /. Tests have trees of their own
+	Root         string                     // of the files that are read; "" for /. Tests have their trees
 	Version      string                     // of this program
 	Now          func() (ms int64, ok bool) // milliseconds since 1970; nil or false: not known
 	Synchronized func() bool                // whether NTP keeps the clock; nil: not known
@@ -79,7 +79,7 @@ func (g *guard) end(name string) {
 	}
 }
 
-// part is one part of an answer of type T. read runs in a goroutine of its own and returns a
+// part is one part of an answer of type T. read runs in a separate goroutine and returns a
 // function that enters what it read into the answer, or nil if it cannot be read. It should return
 // soon after ctx ends.
 type part[T any] struct {

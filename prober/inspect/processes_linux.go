@@ -31,7 +31,7 @@ type procStat struct {
 	name               string
 }
 
-// parseStat parses /proc/PID/stat (proc(5)). name is the only text in it; it stands in parentheses
+// parseStat parses /proc/PID/stat (proc(5)). name is the only text in it; it is in parentheses
 // and may contain any byte, also parentheses. want selects by name, nil for all; what it refuses has
 // no name in the result and costs no memory for it.
 func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bool) {

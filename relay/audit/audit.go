@@ -169,7 +169,7 @@ func (l *Log) Write(r *kernel.Record) {
 
 // Commit writes a record and returns once it is on the disk, or after at most 2 s with a
 // *storage.Error, or with the error of ctx. A record that failed may be in the file all the
-// same, so commit what is about to be done, and what came of it afterwards.
+// same, so commit what is about to be done, and its outcome afterwards.
 func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {

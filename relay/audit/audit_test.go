@@ -21,7 +21,7 @@ import (
 	"agentctl/relay/storage"
 )
 
-// disk is the disk of a test: it hangs or fails while it is told to.
+// disk is the disk of a test: it hangs or fails while the test sets that.
 type disk struct {
 	mu          sync.Mutex // protects the fields below
 	hang        chan struct{}
@@ -109,7 +109,7 @@ func (d *disk) synced() (n int) {
 	return n
 }
 
-// open makes a log on a disk of its own.
+// open makes a log on a new disk.
 func open(t *testing.T, o Options) (*Log, *disk) {
 	t.Helper()
 	if o.Dir == "" {
@@ -243,7 +243,7 @@ func TestHangingDisk(t *testing.T) {
 	})
 }
 
-// TestShares: several identities that flood leave room for others; so does a tenant with many.
+// TestShares: several identities that flood leave places for others; so does a tenant with many.
 func TestShares(t *testing.T) {
 	var q queue
 	admitted := make(map[string]int)
@@ -517,7 +517,7 @@ func TestAge(t *testing.T) {
 		for i := range 200 { // an hour each
 			l.Write(record("ci", i))
 			l.Flush()
-			// The files keep the time of the real clock; the test sets that of its own.
+			// The files keep the time of the real clock; the test sets its own.
 			for part := 0; part <= maxParts; part++ {
 				name := l.writer.decisions.part(part)
 				if part == 0 {
@@ -556,7 +556,7 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// TestRefusals: strangers get one line for each address and minute in a file of their own, bounded
+// TestRefusals: strangers get one line for each address and minute in a separate file, bounded
 // by the number of addresses, while the disk hangs as well.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -43,7 +43,7 @@ type rotatingFile struct {
 	started time.Time // of the first line
 	age     aging
 	isDirty bool // something was written since the last sync
-	suspect bool // an operation failed: look whether the path still leads to the file
+	suspect bool // an operation failed: check whether the path still leads to the file
 	torn    bool // the file does not end with a line
 
 	rotateErr error     // of the last rotation
@@ -240,7 +240,7 @@ func (f *rotatingFile) forceSync() error {
 	}
 	op.End(err)
 	f.isDirty = err != nil
-	f.suspect = true // look once a second at most whether somebody has moved the file
+	f.suspect = true // check once a second at most whether somebody has moved the file
 	return err
 }
 

@@ -291,7 +291,7 @@ func TestRestoreCarriesKeysOver(t *testing.T) {
 	}
 }
 
-// Where the old state cannot tell what was revoked, a restore goes on only if that is accepted.
+// Where the old state does not show what was revoked, a restore goes on only if that is accepted.
 func TestRestoreAsksWhenRevocationsAreUnknown(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(dir string) error{

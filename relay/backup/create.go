@@ -95,7 +95,7 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 		manifest: &Manifest{Format: Format, Version: o.Version, CreatedAtMS: began.UnixMilli(), Files: []File{}}}
 	if err := b.run(ctx); err != nil {
 		if storage.Classify(err) == storage.Full || sqlitefile.Code(err) == sqlite3.SQLITE_IOERR { // of the copy's index, on a full disk
-			err = fmt.Errorf("%w; see whether there is room: df -h %s", err, o.Dir)
+			err = fmt.Errorf("%w; see whether there is free space: df -h %s", err, o.Dir)
 		}
 		return nil, fmt.Errorf("back up %s: %w", o.StateDir, err)
 	}

@@ -35,7 +35,7 @@ var lostStores = map[string][]string{
 	},
 	eventlog.FileName: {
 		"all tickets, approvals and the history of events are gone",
-		"subscribers cannot resume, and are told so",
+		"subscribers cannot resume, and are notified",
 	},
 	auth.RelayFile: {
 		"the relay gets a new id: every token that was made with agentctl token create is void; what has joined gets new ones by itself",

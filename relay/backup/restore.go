@@ -256,7 +256,7 @@ func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error)
 	case errors.Is(err, fs.ErrNotExist) && fileErr == nil && file.DatabaseID != "" && file.Epoch == r.manifest.Epoch:
 		return minEpoch, nil // relay.json shows that nothing was
 	case errors.Is(err, fs.ErrNotExist):
-		return minEpoch, r.unknown("the state directory has no " + auth.DatabaseFile + " that could tell")
+		return minEpoch, r.unknown("the state directory has no " + auth.DatabaseFile + " that could show it")
 	case err != nil:
 		return minEpoch, err
 	}

@@ -21,7 +21,7 @@ func (c *checker) checkPermissions(context.Context) (state, detail string) {
 		mode := fs.FileMode(0o600)
 		if e.IsDir() {
 			mode = 0o700
-			if e.Name() != "keys" { // plugins and what operators keep here have modes of their own
+			if e.Name() != "keys" { // plugins and what operators keep here have other modes
 				continue
 			}
 		}

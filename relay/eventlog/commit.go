@@ -175,7 +175,7 @@ func (s *Store) dropped(offers []*appendRequest) {
 	s.opts.OnDrop(events)
 }
 
-// answer tells the callers of a batch what became of it, and reports offers that were not stored.
+// answer reports the outcome of a batch to its callers, and reports offers that were not stored.
 func (s *Store) answer(batch []*appendRequest, err error) {
 	var offers []*appendRequest
 	for _, r := range batch {

@@ -109,7 +109,7 @@ type Options struct {
 // Quota bounds the events of one class of one tenant.
 type Quota struct {
 	MaxAge   time.Duration // 0: Options.MaxAge
-	MaxBytes int64         // 0: no bound of its own
+	MaxBytes int64         // 0: no separate bound
 }
 
 // Expect is what the owner of a log has recorded about it.

@@ -7,7 +7,7 @@ import (
 
 // probe asks Run for a durable write that changes nothing, so that the monitor of the disk
 // learns that a fault is over while nothing is being appended. The monitor calls it only
-// while a fault stands.
+// while a fault lasts.
 func (s *Store) probe(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {

@@ -215,7 +215,7 @@ func TestSubscribe(t *testing.T) {
 	}
 }
 
-// A reader of its own reads while a relay writes, when none runs, and after a crash; it
+// A separate reader reads while a relay writes, when none runs, and after a crash; it
 // writes nothing into the log.
 func TestReader(t *testing.T) {
 	path := logPath(t)

@@ -10,7 +10,7 @@ import (
 )
 
 // FuzzFrame: whatever is accepted is one event on the wire, with the data that was
-// posted, whoever reads it; nothing can become a line of its own.
+// posted, whoever reads it; nothing can become a separate line.
 func FuzzFrame(f *testing.F) {
 	f.Add("a/b", []byte(`{"a":1}`))
 	f.Add("a\nid: 1", []byte(`1`))

@@ -61,7 +61,7 @@ func TestIngestErrors(t *testing.T) {
 		}
 	}
 	if st := g.Stats(); st.Ingested != 0 {
-		t.Errorf("%d events came of it", st.Ingested)
+		t.Errorf("%d events were ingested", st.Ingested)
 	}
 	// What is good arrives as it is, on one line; as much as fits, too.
 	g.post("A_1/b.c-d", "{ \"a\" :\r\n [ 1.0 , \"\\r\\n\\ndata: x\\n\\nid: 5\", null ] }")

@@ -165,7 +165,7 @@ func (n *Node) enqueueLocked(p *pendingCall) (unflushed *link.Session, err error
 	return unflushed, nil
 }
 
-// sendCancel tells the device to end a command, or the stream that it opened.
+// sendCancel asks the device to end a command, or the stream that it opened.
 func (n *Node) sendCancel(cmdID string) {
 	_ = n.session.Load().Send(link.Encode(link.TypeCmdCancel, link.NewID(), cmdID, nil))
 }

@@ -13,7 +13,7 @@ import (
 // node then has a cloneMark, which survives a restart of the relay:
 //
 //	SuspectClone   raises the mark, or renews it; Options.OnCloneSuspected(true)
-//	contest        while it stands, another boot_id than the last served one is admitted only
+//	contest        while it lasts, another boot_id than the last served one is admitted only
 //	               after that one has had no link for cloneQuiet
 //	sweep          clears it after cloneMemory without another claim; OnCloneSuspected(false)
 

@@ -89,7 +89,7 @@ func TestSameBootTakesOver(t *testing.T) {
 }
 
 // TestTwoLiveInstallations: the incumbent is served without interruption; the newcomer gets
-// 4409, and the clone is reported once. While the mark stands another boot is admitted only
+// 4409, and the clone is reported once. While the mark lasts another boot is admitted only
 // after the incumbent has had no link for a minute; after a quiet day the mark is gone.
 func TestTwoLiveInstallations(t *testing.T) {
 	bubble(t, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestTwoLiveInstallations(t *testing.T) {
 		}
 		time.Sleep(cloneMemory + time.Minute)
 		if r.hub.CloneSuspected(nodeA) || !strings.Contains(r.takeLines(&r.lifecycle), "clone false") {
-			t.Error("the mark stands after a quiet day")
+			t.Error("the mark is left after a quiet day")
 		}
 		if r.cloneMS != 0 {
 			t.Errorf("the registry has %d", r.cloneMS)

@@ -455,7 +455,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("a third node: closed with %d", code)
 		}
 		if code := r.dial().waitClosed(); code != link.CloseDraining {
-			t.Errorf("a full house: closed with %d", code)
+			t.Errorf("a full hub: closed with %d", code)
 		}
 		if s := r.hub.Stats(); s.Nodes != 2 || s.Accepted != 2 || s.Refused != 5 {
 			t.Errorf("stats %+v", s)

@@ -13,12 +13,12 @@ import (
 // After a restart of the relay, or a failure of its network, all its devices come back. Two
 // measures spread them:
 //
-//   - reconnect_spread_ms tells each device at auth over which time to spread its first
+//   - reconnect_spread_ms gives each device at auth the time over which to spread its first
 //     attempt. It follows the devices of the last hour and not those that are linked now:
 //     the first ones that return would otherwise learn that the relay is small.
 //   - Handshakes start at handshakeRate, those of known addresses and those of others apart.
-//     Links above it wait in a queue, their addresses in turns, before the relay has sent anything: such a link is a socket without a
-//     goroutine or a buffer, and its deadline for auth has not begun. A device waits for
+//     Links above it wait in a queue, served round-robin by address, before the relay has sent
+//     anything: such a link is a socket without a goroutine or a buffer, and its deadline for auth has not begun. A device waits for
 //     hello for 10 s at least; maxHandshakes links take 8 s. Links become ready at the same
 //     rate: when the machine was busy, handshakes that started one by one end together.
 const (
@@ -27,7 +27,7 @@ const (
 	handshakeBurst   = 40
 )
 
-// RecentWindow is the time that Options.RecentNodes looks back.
+// RecentWindow is the time that Options.RecentNodes covers.
 const RecentWindow = time.Hour
 
 // reconnectSpreadMS is the reconnect_spread_ms of auth_ok.
@@ -138,8 +138,8 @@ func (h *Hub) refuseWaiting() {
 	}
 }
 
-// waitingLinks are links that wait for their handshake. There are two queues with a pace of their
-// own: links of addresses from which a board has authenticated before, and those of strangers, so
+// waitingLinks are links that wait for their handshake. There are two queues, each with its
+// pace: links of addresses from which a board has authenticated before, and those of strangers, so
 // that a flood of strangers does not delay boards that come back.
 type waitingLinks struct {
 	addressQueue               // protected by Hub.mu
@@ -151,8 +151,8 @@ func newWaitingLinks() waitingLinks {
 	return waitingLinks{pace: rate.NewLimiter(handshakeRate, handshakeBurst), hasWaiting: make(chan struct{}, 1)}
 }
 
-// addressQueue has the links of one address in the order in which they came, and the addresses in
-// turns, so that many links of one do not delay another. The zero value is empty.
+// addressQueue has the links of one address in the order in which they came, and serves the
+// addresses round-robin, so that many links of one do not delay another. The zero value is empty.
 type addressQueue struct {
 	len    int
 	queues map[netip.Prefix][]waitingLink

@@ -167,7 +167,7 @@ func (c *simConn) cut() {
 	_ = c.Close(1006, "")
 }
 
-// halfOpen makes the link a half-open one: its device is gone, and the relay is not told.
+// halfOpen makes the link a half-open one: its device is gone, and the relay does not notice.
 func (c *simConn) halfOpen() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -38,7 +38,7 @@ type addressSlots struct {
 // when the board has proved its identity.
 //
 // An address gets a quarter of what is free at most: as handshakes end, many addresses that take
-// all they may come to leave room for another one. A quarter of all is kept for addresses from
+// all they may come to leave slots for another one. A quarter of all is kept for addresses from
 // which a board has authenticated since the start.
 func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) *Slot {
 	h.mu.Lock()
@@ -59,11 +59,11 @@ func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Pref
 	defer h.mu.Unlock()
 	var slot *Slot
 	_, isKnown := h.knownAddresses[address]
-	room := h.handshakeLimit - h.handshaking.Load()
+	free := h.handshakeLimit - h.handshaking.Load()
 	if !isKnown {
-		room -= h.handshakeLimit / 4
+		free -= h.handshakeLimit / 4
 	}
-	if ok && room > 0 && int64(of.held) < max(1, room/4) {
+	if ok && free > 0 && int64(of.held) < max(1, free/4) {
 		if slot = h.newSlotLocked(client, address, of, onAuth); slot != nil {
 			slot.isKnown = isKnown
 		}
@@ -112,7 +112,7 @@ func (h *Hub) dropSlotUserLocked(address netip.Prefix, of *addressSlots) {
 	}
 }
 
-// maxKnownAddresses bounds Hub.knownAddresses. When it is full, any of them makes room.
+// maxKnownAddresses bounds Hub.knownAddresses. When it is full, any of them is replaced.
 const maxKnownAddresses = 16384
 
 // authenticated frees the slot: the board has proved its identity. Its address is known from now

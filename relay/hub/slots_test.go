@@ -55,7 +55,7 @@ func TestSlots(t *testing.T) {
 	})
 }
 
-// TestSlotsOfManyAddresses: addresses that always take what they may come to leave room for
+// TestSlotsOfManyAddresses: addresses that always take what they may come to leave slots for
 // another one, however many they are.
 func TestSlotsOfManyAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -65,8 +65,8 @@ func TestSlotsOfManyAddresses(t *testing.T) {
 		mayTake := func(a netip.Prefix) bool {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			of, room := h.slots[a], int(h.handshakeLimit-h.handshaking.Load()-h.handshakeLimit/4)
-			return room > 0 && (of == nil || of.held < min(maxHandshakesPerAddress, max(1, room/4)))
+			of, free := h.slots[a], int(h.handshakeLimit-h.handshaking.Load()-h.handshakeLimit/4)
+			return free > 0 && (of == nil || of.held < min(maxHandshakesPerAddress, max(1, free/4)))
 		}
 		for range 10 { // each ends a third of the handshakes, as those that time out
 			for i := range 200 {
@@ -118,8 +118,8 @@ func TestKnownAddress(t *testing.T) {
 	})
 }
 
-// TestWaitingInTurns: addresses take turns, and links of one keep their order.
-func TestWaitingInTurns(t *testing.T) {
+// TestWaitingRoundRobin: addresses are served round-robin, and links of one keep their order.
+func TestWaitingRoundRobin(t *testing.T) {
 	var q addressQueue
 	var conns []link.Conn
 	for _, from := range []string{"192.0.2.1/32", "192.0.2.1/32", "192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32", "192.0.2.3/32"} {

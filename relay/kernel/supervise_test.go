@@ -203,7 +203,7 @@ func TestBreakerBacksOff(t *testing.T) {
 		time.Sleep(61 * time.Second)
 		for range 3 {
 			if err := callFaulty(k); err != nil {
-				t.Errorf("mended: %v", err)
+				t.Errorf("fixed: %v", err)
 			}
 		}
 		if in := info(t, k, "zoo"); in.State != kernel.StateLoaded || in.Panics != 13 {

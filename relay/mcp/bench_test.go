@@ -22,7 +22,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// The server of the benchmark is a process of its own, so that its CPU is counted apart from
+// The server of the benchmark is a separate process, so that its CPU is counted apart from
 // its clients'. AGENTCTL_MCP_BENCH names the kind of server to be.
 func TestMain(m *testing.M) {
 	if kind := os.Getenv("AGENTCTL_MCP_BENCH"); kind != "" {

@@ -51,7 +51,7 @@ func (t *tenant) isDirect(x *exchange, m *envelope) (name string, tool *kernel.T
 // of a model.
 //
 // No other results are. One with a secret beside text of somebody else's choice must not be
-// compressed, since its length then tells about the secret (the BREACH attack). These lists hold
+// compressed, since its length then reveals something about the secret (the BREACH attack). These lists hold
 // names, descriptions, schemas and URIs, which are no secrets, and no cookie authenticates a
 // request, so a page of another site cannot have a browser send one.
 var isList = map[string]bool{"tools/list": true, "resources/list": true}

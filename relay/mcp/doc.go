@@ -81,7 +81,7 @@
 // # Restarts
 //
 // A session id is signed and holds what it takes to make the session again, so that a restart of
-// the relay ends none (session_id.go, session_recreate.go). The SDK has an id of its own for each
+// the relay ends none (session_id.go, session_recreate.go). The SDK has its own id for each
 // session, which no client sees.
 //
 // # Locks and goroutines

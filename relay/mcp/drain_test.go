@@ -10,7 +10,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// slow is a board, or a plugin without a node, whose tool ends when it is told to, or with its call.
+// slow is a board, or a plugin without a node, whose tool ends when the test says so, or with its call.
 type slow struct {
 	name, node string
 	class      manifest.SafetyClass

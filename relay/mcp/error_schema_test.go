@@ -82,6 +82,6 @@ func TestWithErrorSchema(t *testing.T) {
 	}
 	own := `{"type":"object","properties":{"error":{"type":"string"}}}`
 	if got := withErrorSchema([]byte(own)); string(got) != own {
-		t.Errorf("a schema with an error of its own became %s", got)
+		t.Errorf("a schema that defines error became %s", got)
 	}
 }

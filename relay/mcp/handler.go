@@ -326,7 +326,7 @@ func (h *Handler) Stats() Stats {
 }
 
 // exchange is one HTTP request on /mcp. The SDK carries it to the middleware (bindSDK), so
-// that a message's caller is that of its own request, even if another request opened the session.
+// that a message's caller is that of its request, even if another request opened the session.
 type exchange struct {
 	caller    *kernel.Caller
 	tenant    *tenant  // the caller's

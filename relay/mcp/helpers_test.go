@@ -36,7 +36,7 @@ type env struct {
 
 	stop context.CancelFunc // ends Run
 
-	deaf bool // clients open no stream of their own
+	deaf bool // clients open no GET stream
 	conn func(context.Context, net.Conn) context.Context
 
 	mu    sync.Mutex

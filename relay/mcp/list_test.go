@@ -142,7 +142,7 @@ func (*dotted) Call(_ context.Context, r *kernel.Request) (*kernel.Result, error
 	return &kernel.Result{Content: []json.RawMessage{json.RawMessage(`{"type":"text","text":"done"}`)}}, nil
 }
 
-// TestListScope: the list needs a scope of its own or any call scope, and shows only
+// TestListScope: the list needs its scope or any call scope, and shows only
 // what the caller may call.
 func TestListScope(t *testing.T) {
 	e := newEnv(t, Options{})

@@ -42,7 +42,7 @@ func servePluginMethod[P sdk.Params](ctx context.Context, t *tenant, x *exchange
 	return t.wrapResult(x, method, data)
 }
 
-// methodError translates a plugin's error. A plugin may give a JSON-RPC error of its own.
+// methodError translates a plugin's error. A plugin may return a JSON-RPC error.
 func methodError(req sdk.Request, err error) error {
 	if f, ok := errors.AsType[*kernel.RPCError](err); ok {
 		return &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}

@@ -45,7 +45,7 @@ type objectBuilder struct {
 	members int
 }
 
-// newObject makes a builder with room for size bytes, so that a page grows rarely. size is an
+// newObject makes a builder with a capacity of size bytes, so that a page grows rarely. size is an
 // estimate: a larger object only costs a copy.
 func newObject(size int) *objectBuilder { return &objectBuilder{b: make([]byte, 0, size)} }
 

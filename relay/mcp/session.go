@@ -33,7 +33,7 @@ import (
 //	any of them afterwards, or with
 //	another owner's session id      404: initialize again
 //
-// It is also closed by its idle time-out, to make room for another of its tenant, when the
+// It is also closed by its idle time-out, for another session of its tenant, when the
 // SDK no longer knows it, and by the end of Run. The next process makes it again when it is used
 // (session_recreate.go).
 type session struct {
@@ -46,7 +46,7 @@ type session struct {
 
 	usage // by its requests, streams included
 
-	listsUnknown atomic.Bool // it was made again, and its client has not been told that lists may have changed
+	listsUnknown atomic.Bool // it was made again, and its client was not yet notified that lists may have changed
 
 	mu            sync.Mutex // protects the fields below
 	closed        bool

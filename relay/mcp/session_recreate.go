@@ -31,8 +31,8 @@ const (
 	recreateTimeout = 5 * time.Second // for the SDK to open a session, which needs no client
 )
 
-// recreations are the sessions of earlier processes that this one has made again. It is what
-// tells one that has ended here since from one that is still to be made.
+// recreations are the sessions of earlier processes that this one has made again. It
+// distinguishes one that has ended here since from one that is still to be made.
 type recreations struct {
 	mu   sync.Mutex // taken before Handler.mu; serializes recreateSession; protects the fields below
 	pool *edge.Pool
@@ -201,8 +201,8 @@ func (w *streamOpened) Write(b []byte) (int, error) {
 // Unwrap lets the SDK flush.
 func (w *streamOpened) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// announceLists has run tell the sessions that were made again, and have a stream now, that lists
-// may have changed. It does not block.
+// announceLists wakes run, which notifies the sessions that were made again and have a stream now
+// that lists may have changed. It does not block.
 func (t *tenant) announceLists() {
 	select {
 	case t.announce <- struct{}{}:
@@ -210,7 +210,7 @@ func (t *tenant) announceLists() {
 	}
 }
 
-// sendLists sends what announceLists is for. A session without a stream is told when it opens one.
+// sendLists sends the notifications that announceLists asked for. A session without a stream is notified when it opens one.
 func (t *tenant) sendLists(ctx context.Context) {
 	t.mu.Lock()
 	var sessions []*session

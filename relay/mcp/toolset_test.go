@@ -183,7 +183,7 @@ func TestToolsetInSession(t *testing.T) {
 	}
 }
 
-// TestToolsetIsNotified: a client whose list has no boards is not told to list again when one comes or
+// TestToolsetIsNotified: a client whose list has no boards is not asked to list again when one comes or
 // goes, and one whose list has boards is.
 func TestToolsetIsNotified(t *testing.T) {
 	eras(t, func(t *testing.T, version string) {

@@ -13,10 +13,10 @@
 //
 // A fault is what the bracketed operations show. It ends with the next operation of that name
 // that succeeds in time. Where nothing is being written, Monitor.Run finds out by the store's
-// probe (Watch.SetProbe), at most one at a time and only while a fault stands: an idle relay
+// probe (Watch.SetProbe), at most one at a time and only while a fault lasts: an idle relay
 // writes nothing.
 //
-// Damage stands until the store is closed, since only an operator can repair it. Whoever knows
+// Damage lasts until the store is closed, since only an operator can repair it. Whoever knows
 // more about a store adds a problem with Watch.Report: background verification that found
 // damage, audit lines that were lost.
 //

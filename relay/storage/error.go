@@ -23,7 +23,7 @@ type Error struct {
 
 // Wrap returns err as an *Error if it is a fault of the disk, so that every caller up to the
 // endpoints sees it as such. Other errors and nil are returned as they are. dir is the store's
-// directory: SQLite calls a filesystem that became read-only an I/O error, so Wrap looks.
+// directory: SQLite calls a filesystem that became read-only an I/O error, so Wrap checks.
 func Wrap(dir, store string, err error) error {
 	kind := Classify(err)
 	if kind == "" {

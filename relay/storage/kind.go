@@ -106,7 +106,7 @@ func classifySQLite(code int) Kind {
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH:
 		return ReadOnly
 	case sqlite3.SQLITE_IOERR:
-		if code == sqlite3.SQLITE_IOERR_SHMSIZE { // no room for the index of the write-ahead log
+		if code == sqlite3.SQLITE_IOERR_SHMSIZE { // no space for the index of the write-ahead log
 			return Full
 		}
 		return Failing

@@ -153,7 +153,7 @@ func (m *Monitor) awaitProbes(done <-chan *Watch, running int) {
 	}
 }
 
-// dueProbe returns the probe that is to run now, nil for none: while a fault stands, none is
+// dueProbe returns the probe that is to run now, nil for none: while a fault lasts, none is
 // running, and the last one is probeInterval ago. An operation in flight is a probe itself.
 func (w *Watch) dueProbe() func(context.Context) error {
 	w.mu.Lock()
@@ -180,7 +180,7 @@ func (w *Watch) runProbe(ctx context.Context, probe func(context.Context) error,
 }
 
 // logChange logs when the worst problem of a store changes. Few lines: a fault that comes and
-// goes many times a minute is told with the number of lines that were left out.
+// goes many times a minute is logged with the number of lines that were left out.
 func (m *Monitor) logChange(w *Watch) {
 	problems := w.Problems()
 	state := ""

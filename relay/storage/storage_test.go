@@ -108,7 +108,7 @@ func TestDamageStays(t *testing.T) {
 	}
 }
 
-// While a fault stands the monitor probes; it clears within 10 s of the fault's end, and an
+// While a fault lasts the monitor probes; it clears within 10 s of the fault's end, and an
 // idle store is never probed.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

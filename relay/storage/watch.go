@@ -152,7 +152,7 @@ func (o Operation) End(err error) {
 	}
 }
 
-// setFaultLocked records a fault. One that stands keeps its time.
+// setFaultLocked records a fault. One that lasts keeps its time.
 func (w *Watch) setFaultLocked(f fault) {
 	f.Detail = bounded(f.Detail)
 	i := slices.IndexFunc(w.faults, func(g fault) bool { return g.Operation == f.Operation })
@@ -179,7 +179,7 @@ const probeName = "probe"
 
 // SetProbe sets how the monitor finds out whether a fault has ended while nothing is being
 // written: fn does a small durable write, or whatever the store's writes need to succeed. It
-// runs in a goroutine of the monitor, one at a time, every probeInterval while a fault stands.
+// runs in a goroutine of the monitor, one at a time, every probeInterval while a fault lasts.
 func (w *Watch) SetProbe(fn func(context.Context) error) {
 	if w == nil {
 		return

@@ -26,7 +26,7 @@ import (
 // read a day.
 const seededHours = 25
 
-// recording is a store of history in a time of its own, which runs as fast as the disk allows.
+// recording is a store of history with a simulated clock, which runs as fast as the disk allows.
 type recording struct {
 	*history.Store
 	now      int64 // ms
@@ -169,7 +169,7 @@ func (b *bench) hourOfCommands() error {
 	return nil
 }
 
-// flashBar records a day on an ext4 file system of its own, in as many commits as a day has, and
+// flashBar records a day on a new ext4 file system, in as many commits as a day has, and
 // reads from the kernel what the device was written.
 func (b *bench) flashBar() error {
 	if b.isQuick {

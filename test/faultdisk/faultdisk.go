@@ -1,5 +1,5 @@
 // Package faultdisk gives tests a directory on a disk that hangs, fails, is full or tears writes,
-// on command. It builds and runs test/faultfs, a program of a module of its own.
+// on command. It builds and runs test/faultfs, a program of a separate module.
 package faultdisk
 
 import (

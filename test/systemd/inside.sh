@@ -97,7 +97,7 @@ say "# The sandbox"
 check "seccomp is on" is 2 "$(proc Seccomp)"
 check "no new privileges" is 1 "$(proc NoNewPrivs)"
 check "no capability" is 0000000000000000 "$(proc CapBnd)"
-check "not root, but a user of its own" is agentctl-daemon "$(stat -c %U "/proc/$(main_pid)")"
+check "not root, but a dedicated user" is agentctl-daemon "$(stat -c %U "/proc/$(main_pid)")"
 check "what it can write it cannot run" is "" "$(runnable agentctl)"
 check "it can run nothing but itself" is "$(echo / /usr/bin/agentctl)" "$(prop NoExecPaths | cut -d ' ' -f 1) $(prop ExecPaths)"
 check "the state directory is private" is "700 $(proc Uid | cut -f 1)" "$(stat -c '%a %u' /var/lib/private/agentctl)"
@@ -432,7 +432,7 @@ exposure agentctl-relay-plugin@ hostile
 relay call hostile.hello > /tmp/hostile || true
 say "      $(cat /tmp/hostile)"
 check "it reaches nothing of the relay" grep -q '"can": *""' /tmp/hostile
-check "as a user of its own" test "$(sed -n 's/.*"uid": *"\([0-9]*\)".*/\1/p' /tmp/hostile)" != "$(stat -c %u /proc/"$(main_pid agentctl-relay)")"
+check "as a dedicated user" test "$(sed -n 's/.*"uid": *"\([0-9]*\)".*/\1/p' /tmp/hostile)" != "$(stat -c %u /proc/"$(main_pid agentctl-relay)")"
 check "its data is its own folder" test -s /var/lib/private/agentctl-relay-plugins/hostile/data
 check "which no other can read" is "700" "$(stat -c %a /var/lib/private/agentctl-relay-plugins/hostile)"
 pid=$(main_pid agentctl-relay-plugin@shell); kill -9 "$pid"
@@ -484,7 +484,7 @@ check "the board still links" until_true 20 linked
 say "# Joining with one pasted line"
 exposure agentctl-joined
 check "verify" systemd-analyze verify agentctl-joined.service agentctl-joined.path
-# The authority stays: this relay has a certificate of its own making.
+# The authority stays: this relay has a certificate that it made.
 sed -i '/^AGENTCTL_RELAY/d; /^AGENTCTL_NAME/d' /etc/default/agentctl
 rm /etc/agentctl/token
 systemctl restart agentctl

@@ -85,7 +85,7 @@ TimeoutStartSec=240
 UNIT
 : > "$work/out/log"
 begin=$SECONDS
-# Landlock is what the sandbox of plugins needs; nspawn forbids it unless told otherwise.
+# Landlock is what the sandbox of plugins needs; nspawn forbids it by default.
 # --volatile=overlay: nothing the test does is kept. The exit status of the test's unit is
 # the container's.
 timeout --kill-after=20 300 systemd-nspawn --quiet --register=no --keep-unit --private-network \

@@ -30,7 +30,7 @@ const (
 	Unsynced State = "unsynced" // no trusted time yet
 )
 
-// Clock tells trusted time. Make one with New; it is safe for concurrent use.
+// Clock gives trusted time. Make one with New; it is safe for concurrent use.
 type Clock struct {
 	floor        time.Time
 	synchronized func() bool

@@ -52,7 +52,7 @@ const (
 	uncountedBody = 4 << 10
 )
 
-// bodyWait is how long a request waits for the turn and the memory of its body.
+// bodyWait is how long a request waits for the rate and the memory of its body.
 const bodyWait = 2 * time.Second
 
 // NewBodies makes Bodies.
@@ -62,7 +62,7 @@ func NewBodies() *Bodies { return &Bodies{NewPool(maxBodies), NewLimiter(maxPace
 func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
 
 // Read reads the body of an identity's request, of at most limit bytes. It first waits up to 2 s
-// for its turn and for the memory that Content-Length announces; without that header it does so as
+// for its rate and for the memory that Content-Length announces; without that header it does so as
 // the body arrives. The caller passes held to Release when it no longer uses the body.
 //
 // The error wraps *http.MaxBytesError when there are more than limit bytes. It is a *manifest.Error,
@@ -129,7 +129,7 @@ func (b *Bodies) chargeValues(ctx context.Context, id Identity, body []byte) err
 	}
 	n := min(members*memberBytes+elements*elementBytes, bodyBurst)
 	if n == 0 {
-		return nil // waiting for no token takes a turn, too
+		return nil // waiting for no token consumes rate, too
 	}
 	ctx, cancel := context.WithTimeout(ctx, bodyWait)
 	defer cancel()
@@ -140,7 +140,7 @@ func (b *Bodies) chargeValues(ctx context.Context, id Identity, body []byte) err
 	return nil
 }
 
-// errTooManyBodies is for a client whose body got no room in time.
+// errTooManyBodies is for a client whose body got no memory in time.
 var errTooManyBodies = Exhausted("too many large requests of this identity are in progress; send fewer at a time", time.Second)
 
 // take takes n bytes of an identity's share, and of what its tenant may send now.

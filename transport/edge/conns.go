@@ -22,10 +22,10 @@ const (
 	// A new one replaces the oldest of all when there are maxStrangers and it is this old: a good
 	// client shows its token sooner.
 	minStrangerAge = 250 * time.Millisecond
-	// Addresses from which a token was shown have places of their own, a quarter as many, in which
+	// Addresses from which a token was shown have separate places, a quarter as many, in which
 	// nothing is replaced: a flood of other addresses does not touch them.
 	knownPart         = 4
-	maxKnownAddresses = 16384 // when it is full, any of them makes room
+	maxKnownAddresses = 16384 // when it is full, any of them is replaced
 
 	// An address may open this many connections a second that end without a token, after a burst.
 	// One that opens more is refused before TLS and HTTP cost anything. The rate is what health
@@ -97,7 +97,7 @@ func Listen(address string) (net.Listener, error) {
 	return lc.Listen(context.Background(), "tcp", address)
 }
 
-// MaxOpenConns is how many connections the limit of open files leaves room for, beside the files
+// MaxOpenConns is how many connections the limit of open files allows, beside the files
 // of the stores and of plugins.
 func MaxOpenConns() int {
 	n := int(min(maxOpenFiles(), 1<<20))
@@ -252,7 +252,7 @@ func (c *Conns) addLocked(conn *Conn) *Conn {
 	return conn
 }
 
-// victim returns the stranger that a new one replaces; nil if there is room, or nobody to replace.
+// victim returns the stranger that a new one replaces; nil if a place is free, or nobody can be replaced.
 func (c *Conns) victim() *Conn {
 	c.mu.Lock()
 	defer c.mu.Unlock()

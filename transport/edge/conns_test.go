@@ -176,7 +176,7 @@ func TestConnsOfKnownAddress(t *testing.T) {
 }
 
 // TestConnsOfIdentity: an identity holds at most half of the agents' connections, keeps those
-// that it has, and a closed one makes room.
+// that it has, and a closed one frees its place.
 func TestConnsOfIdentity(t *testing.T) {
 	conns := NewConns(ConnOptions{MaxOpen: 64}) // 32 agents' connections
 	addr := connServer(t, conns)
@@ -220,7 +220,7 @@ func TestConnsMaxOpen(t *testing.T) {
 	}
 }
 
-// TestConnsRate: an address whose connections end without a token is refused at the door when
+// TestConnsRate: an address whose connections end without a token is refused before it is served when
 // there were too many; connections that showed one cost nothing.
 func TestConnsRate(t *testing.T) {
 	conns := NewConns(ConnOptions{MaxOpen: 1024})
@@ -278,7 +278,7 @@ func TestUncounted(t *testing.T) {
 	}
 }
 
-// TestPaceTLS: handshakes of unknown addresses wait for their turn, and those of an address from
+// TestPaceTLS: handshakes of unknown addresses wait for their rate, and those of an address from
 // which a token was shown do not.
 func TestPaceTLS(t *testing.T) {
 	conns := NewConns(ConnOptions{MaxOpen: 1000})

@@ -225,7 +225,7 @@ func TestBodiesPace(t *testing.T) {
 		}
 		var wg sync.WaitGroup
 		var refused atomic.Int32
-		const at = 2 * int(bodyWait/time.Second) * bodyRate / size // twice what has its turn in time
+		const at = 2 * int(bodyWait/time.Second) * bodyRate / size // twice what the rate admits in time
 		for range at {
 			wg.Go(func() {
 				took, err := read(flood, size)
@@ -240,7 +240,7 @@ func TestBodiesPace(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if n := int(refused.Load()); n != at/2 && n != at/2+1 { // the turn of one comes when its wait ends
+		if n := int(refused.Load()); n != at/2 && n != at/2+1 { // the rate admits one just when its wait ends
 			t.Errorf("%d of %d were refused", n, at)
 		}
 	})

@@ -112,7 +112,7 @@ func TestFraming(t *testing.T) {
 	}
 }
 
-// TestPlainOnTLS: a client that speaks HTTP to a TLS listener is told so.
+// TestPlainOnTLS: a client that speaks HTTP to a TLS listener gets an answer that says so.
 func TestPlainOnTLS(t *testing.T) {
 	certs := httptest.NewUnstartedServer(nil)
 	certs.StartTLS()

@@ -50,7 +50,7 @@ func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rat
 	return b.bucket
 }
 
-// evictLocked makes room for a new key and reports whether it could. mu is held.
+// evictLocked frees a place for a new key and reports whether it could. mu is held.
 func (l *Limiter) evictLocked(now time.Time) bool {
 	if l.evict {
 		l.dropLocked(l.order.Back())

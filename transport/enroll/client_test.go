@@ -33,7 +33,7 @@ type fakeRelay struct {
 	gen      int
 	request  string // request id of the last refresh
 	enrolls  []enrollment.EnrollRequest
-	refusals []string // reasons to answer first, in turn
+	refusals []string // reasons to answer first, in this order
 	asAgent  bool     // the code is of an invite for agents
 	onEnroll func()   // called before an enroll is answered; may be nil
 }
@@ -208,7 +208,7 @@ func unusedAddr(t *testing.T) string {
 	return "http://" + l.Addr().String()
 }
 
-// TestKinds: each way to fail has a kind of its own, because each has another next step.
+// TestKinds: each way to fail has a separate kind, because each has another next step.
 func TestKinds(t *testing.T) {
 	serve := func(h http.HandlerFunc) string {
 		srv := httptest.NewServer(h)

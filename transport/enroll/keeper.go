@@ -29,7 +29,7 @@ type KeeperOptions struct {
 // Keeper keeps the token of a credential valid, as long as Run runs. It may be used
 // concurrently; its callbacks run in the goroutine of Run.
 //
-// The expiry is judged by what the relay says and by the monotonic clock, never by the wall
+// The expiry is computed from what the relay says and by the monotonic clock, never by the wall
 // clock of this machine: a token read from the disk is tried, and refreshed when the relay
 // refuses it.
 type Keeper struct {
@@ -73,7 +73,7 @@ const (
 	// attemptTimeout is longer than the timeouts of a refresh's requests together.
 	attemptTimeout = 2 * time.Minute
 	endGrace       = time.Second
-	// linkPollInterval is how often a refresh that is due looks whether the link is up.
+	// linkPollInterval is how often a refresh that is due checks whether the link is up.
 	linkPollInterval = 5 * time.Second
 	// A token that is refused this soon after it was refreshed counts as a failure: to refresh
 	// it again at once would be a loop.
@@ -219,7 +219,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// mayRefresh reports whether the relay can tell a refresh from that of a copy: it names the session
+// mayRefresh reports whether the relay can distinguish a refresh from that of a copy: it names the session
 // of the link, or the token was refused, so that no link can be opened meanwhile. Otherwise a link
 // that is opened while the request is on its way would look like another installation.
 func (k *Keeper) mayRefresh() bool {

@@ -292,7 +292,7 @@ func (s *Session) checkAnnounce(e *Envelope) (*Manifest, []byte, error) {
 	if len(m.Tools) == 0 {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "no capability is left")
 	}
-	m.Tools = slices.Clone(m.Tools)    // without the room that append left: a relay has one for each board
+	m.Tools = slices.Clone(m.Tools)    // without spare capacity: a relay has one for each board
 	m.Raw = encodeJSON(m.Capabilities) // not the announced bytes: they include what was rejected
 	return m, Encode(TypeAnnounceAck, NewID(), e.MsgID, ack), nil
 }

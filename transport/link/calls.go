@@ -22,7 +22,7 @@ import (
 //	        -> failed                 Fail: the session cannot be resumed
 //
 // A command ends exactly once, by Ack, Expire or Fail. Ended commands are remembered for a
-// while, to tell a late or duplicate cmd_ack from a foreign one. The table may outlive its
+// while, to distinguish a late or duplicate cmd_ack from a foreign one. The table may outlive its
 // session: after Fail it serves the node's next one, and knows that an ack for the earlier
 // session is late.
 type CallState uint8
@@ -159,7 +159,7 @@ func (c *Calls[V]) Expire(id string) (was CallState, ended bool) {
 	was = c.live[i].state
 	e := c.finish(i)
 	e.awaitingAck = true
-	e.expired, e.hasFailed = was != InDoubt, was == InDoubt // as its caller is told
+	e.expired, e.hasFailed = was != InDoubt, was == InDoubt // as its caller sees it
 	return was, true
 }
 

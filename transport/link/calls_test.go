@@ -235,7 +235,7 @@ func (w *world) reconnect(t *rapid.T) {
 
 // TestAtMostOnce: with a network that loses messages and with restarts of either side, a
 // command is executed at most once (I1), each call ends exactly once and in time (I2), with
-// the ack of its own command (I3), the tables keep their bounds (I4), and no expired call
+// the ack of its command (I3), the tables keep their bounds (I4), and no expired call
 // ends in success (I5).
 func TestAtMostOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

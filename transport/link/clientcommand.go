@@ -171,7 +171,7 @@ func (l *clientLink) resolve(cmd *Cmd) (name manifest.ToolName, deadline time.Du
 }
 
 // runStream answers a subscription and sends the frames of fn until it or ctx ends. A
-// frame for which the queue has no room is dropped, because the link is slower than the
+// frame that finds the queue full is dropped, because the link is slower than the
 // cadence; seq then has a gap.
 func (l *clientLink) runStream(ctx context.Context, cmdID string, result []byte, fn StreamFunc) {
 	id := NewID()

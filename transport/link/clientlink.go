@@ -63,7 +63,7 @@ func newClientLink(ctx context.Context, c *Client, conn Conn) *clientLink {
 	return l
 }
 
-// close closes the link that err ended, with a close code that tells the relay why. It
+// close closes the link that err ended, with a close code that shows the relay why. It
 // returns err, worded for the operator of the board. Handlers are not waited for: one that
 // hangs must not keep the device from linking again.
 //
@@ -271,13 +271,13 @@ func (l *clientLink) failWrite(err error) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(time.Second))
 	l.mu.Unlock()
 	sleep(l.ctx, time.Second)
-	l.cancel(err) // also ends a reader that waits for room in sendQueue
+	l.cancel(err) // also ends a reader that waits for space in sendQueue
 }
 
 // nextPingDelay is PingInterval +-20 %, so that a fleet does not ping in step.
 func nextPingDelay() time.Duration { return PingInterval*4/5 + jitter(PingInterval*2/5) }
 
-// send queues an answer. It waits for room while the link lives.
+// send queues an answer. It waits for space while the link lives.
 func (l *clientLink) send(frame []byte) error {
 	select {
 	case l.sendQueue <- frame:

@@ -117,7 +117,7 @@ func (p *pipeConn) closeErr() error {
 	return p.closing.err
 }
 
-// send waits for room in the channel, at most writeTimeout: a peer that does not read fails
+// send waits for space in the channel, at most writeTimeout: a peer that does not read fails
 // the write as it would on a socket.
 func (p *pipeConn) send(m pipeMsg) error {
 	select {

@@ -117,7 +117,7 @@ const (
 	MaxEvent         = 4 << 10 // the data of an event, bytes
 	maxQueuedFrames  = 256     // frames that wait for one device; more end the link with 4413
 	maxPendingEvents = 256     // events that wait on the device for a link; the oldest is dropped
-	clientQueueSize  = 64      // frames that wait on the device; acks wait for room, metrics are dropped
+	clientQueueSize  = 64      // frames that wait on the device; acks wait for space, metrics are dropped
 )
 
 // Hello is the relay's first message.

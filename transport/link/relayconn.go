@@ -228,7 +228,7 @@ func (c *relayConn) releaseInput(err error) {
 	}
 }
 
-// readMore appends to the buffer what one read returns. It makes room first: it drops what
+// readMore appends to the buffer what one read returns. It frees space first: it drops what
 // has been parsed, or else lets the buffer grow, which the read limit bounds.
 func (c *relayConn) readMore() error {
 	if c.buf == nil {

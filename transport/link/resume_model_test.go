@@ -402,7 +402,7 @@ func (cfg *modelConfig) explore(t *testing.T) (states int, outcomes map[string]i
 }
 
 // TestResumeModel checks in all states of small configurations that a command is executed at
-// most once (I1), each call ends exactly once and by its deadline (I2), with the ack of its own
+// most once (I1), each call ends exactly once and by its deadline (I2), with the ack of its
 // command (I3), the tables keep their bounds (I4) and no call ends in success unless its
 // command ran (I5). Also: a call that ends not_sent never runs, none is started after its
 // deadline, on a ready link each live call waits for something that will come, and no ack of

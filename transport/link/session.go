@@ -311,7 +311,7 @@ func (s *Session) enqueueLocked(frame []byte) (first bool, err error) {
 		s.closeLocked(CloseTooLarge, "backpressure")
 		return false, errBackpressure
 	}
-	if s.head > 0 && len(s.queue) == cap(s.queue) { // reuse the room in front of head
+	if s.head > 0 && len(s.queue) == cap(s.queue) { // reuse the space in front of head
 		s.queue, s.head = append(s.queue[:0], s.queue[s.head:]...), 0
 	}
 	s.queue = append(s.queue, frame)

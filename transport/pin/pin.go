@@ -1,9 +1,9 @@
-// Package pin trusts a relay by the hash of its own certificate authority.
+// Package pin trusts a relay by the hash of its private certificate authority.
 //
 //	cfg, err := pin.ClientConfig(hash) // 64 hex digits, from the invite
 //	conn := tls.Client(raw, cfg)
 //
-// A relay that has no public certificate makes an authority of its own (`relay --tls own`). The
+// A relay that has no public certificate makes a private authority (`relay --tls own`). The
 // SHA-256 of that authority's key is its pin, which travels in the line that a person pastes.
 // A client with a pin checks, before it sends anything:
 //
@@ -57,7 +57,7 @@ type MismatchError struct {
 }
 
 func (e *MismatchError) Error() string {
-	what := "it has no authority of its own"
+	what := "it has no private authority"
 	switch {
 	case e.Err != nil:
 		what = "its certificate is not one of that authority: " + e.Err.Error()
@@ -105,7 +105,7 @@ func (p Pin) Verify(chain []*x509.Certificate) error {
 			if e.Err = checkIssued(chain[0], c); e.Err == nil {
 				return nil
 			}
-			// An attacker may send the authority's key in a certificate of his own; the true
+			// An attacker may send the authority's key in another certificate; the true
 			// one may follow, and what it signed is signed by the key either way.
 			continue
 		}

@@ -149,7 +149,7 @@ func TestVerify(t *testing.T) {
 		{"leaf and authority", leafKey, []*x509.Certificate{good, own.cert}, ""},
 		{"other certificates between", leafKey, []*x509.Certificate{good, other.cert, own.cert}, ""},
 		{"expired, and no name of the relay", leafKey, []*x509.Certificate{expired, own.cert}, ""},
-		{"no authority sent", leafKey, []*x509.Certificate{good}, "no authority of its own"},
+		{"no authority sent", leafKey, []*x509.Certificate{good}, "no private authority"},
 		{"another authority of the same name", leafKey, []*x509.Certificate{sign(t, leafTemplate(), other, leafKey), other.cert}, "another authority (" + pin.Of(other.cert).String()},
 		{"leaf of another authority", leafKey, []*x509.Certificate{sign(t, leafTemplate(), other, leafKey), own.cert, other.cert}, "not one of that authority"},
 		{"self-signed leaf", leafKey, []*x509.Certificate{sign(t, leafTemplate(), nil, leafKey), own.cert}, "not one of that authority"},

@@ -25,7 +25,7 @@ import (
 )
 
 // BenchmarkStream measures events delivered per second of server CPU at 1,000
-// subscribers: each server runs in a process of its own so that its CPU is counted
+// subscribers: each server runs in a separate process so that its CPU is counted
 // alone, the subscribers here. Rounds are interleaved, medians quoted:
 //
 //	go test -run '^$' -bench Stream -benchtime 1x ./transport/sse

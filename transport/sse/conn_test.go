@@ -310,7 +310,7 @@ func TestOpenRefused(t *testing.T) {
 	}
 }
 
-// TLS that does not stand on a Listener cannot be counted: that is a mistake of the
+// TLS that does not run on a Listener cannot be counted: that is a mistake of the
 // server's author, said at the first stream.
 func TestTLSWithoutListener(t *testing.T) {
 	var s Streams

@@ -127,7 +127,7 @@ func (h *sourceHandler) OnReady(uint64) error {
 
 func (h *sourceHandler) OnEnd(err error) { h.end <- err }
 
-// runStream serves w from an Engine of its own until the stream ends, and returns why. It does
+// runStream serves w from a new Engine until the stream ends, and returns why. It does
 // not close w.
 func runStream(ctx context.Context, w *Writer, src *fanout.Subscriber[[]byte]) error {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))

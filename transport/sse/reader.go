@@ -26,7 +26,7 @@ type ReaderOptions struct {
 
 // Reader parses an event stream as the HTML standard says (§9.2.6, "Interpreting an event
 // stream"), except that it does not decode UTF-8: invalid bytes are passed on. It ignores
-// retry: the readers here have a back-off of their own. It is for one goroutine.
+// retry: the readers here have their own back-off. It is for one goroutine.
 type Reader struct {
 	lines    *bufio.Scanner
 	maxLine  int

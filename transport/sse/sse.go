@@ -12,7 +12,7 @@
 // policies need to know what the connection has not taken: Cut counts the bytes that the
 // peer's TCP has not acknowledged, so it finds a stalled subscriber within a few frames
 // although 18,000 of them fit into the kernel's buffers; Drop never waits, so a few
-// goroutines can serve thousands of subscribers. Queue is QueuedWriter, a type of its own:
+// goroutines can serve thousands of subscribers. Queue is QueuedWriter, a separate type:
 // the MCP SDK writes the response itself, with its own headers and status and on a
 // connection that serves further requests, so net/http has to keep the connection.
 // All share the encoding of events and the queue with its bounds.
@@ -37,7 +37,7 @@
 // disconnects (an Engine notices that) nor waits for the stream on Shutdown
 // (Streams.Drain does).
 //
-// Limits: a program that stops reading is not noticed while its kernel has room and keeps
+// Limits: a program that stops reading is not noticed while its kernel has buffer space and keeps
 // acknowledging; behind a proxy, the acknowledgements are the proxy's. On a connection
 // that is not TCP, and on systems other than Linux, acknowledgements cannot be read;
 // there "acknowledged" means accepted by the connection.

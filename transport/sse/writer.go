@@ -44,7 +44,7 @@ type Options struct {
 
 const (
 	// closeTimeout is how long a stream of policy Cut that ends may go on writing what the
-	// kernel's buffer had no room for. Small frames always have: it takes thousands of them.
+	// kernel's buffer did not take. It always takes small frames: it takes thousands of them.
 	closeTimeout = time.Second
 	// maxPending bounds the bytes that are buffered here for one subscriber once the
 	// kernel's buffer is full. With policy Cut a single frame may be larger.

@@ -61,7 +61,7 @@ type describedTool struct {
 	NeedsScope string `json:"needs_scope,omitempty"`
 }
 
-// describe answers from what the relay knows and what the board tells within askTimeout.
+// describe answers from what the relay knows and what the board answers within askTimeout.
 func (p *Plugin) describe(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	var args struct {
 		Board string `json:"board"`
@@ -152,7 +152,7 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	return nil
 }
 
-// readClock reads the clock of a board from its answer to system.info; nil if it tells nothing.
+// readClock reads the clock of a board from its answer to system.info; nil if it has none.
 func readClock(info []byte, now time.Time) *clock {
 	var v struct {
 		TimeMS       *int64 `json:"time_ms"`

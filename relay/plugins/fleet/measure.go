@@ -36,7 +36,7 @@ var sources = []struct {
 
 // measure returns the figures of boards, none older than maxFigureAge. Boards whose figures are not
 // known are asked, if needs reports for their present figures that a frame or modules are needed. A
-// board that could not tell the one is not asked for the other.
+// board that could not answer the one is not asked for the other.
 // It takes the caller's own right to call the boards' tools.
 func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board, needs func(f *figures, modules bool) bool) ([]measured, error) {
 	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)

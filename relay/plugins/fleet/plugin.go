@@ -5,10 +5,10 @@
 //	p := fleet.New(fleet.Options{Call: k.Call, Boards: boards})
 //	err := k.Load(p, false)
 //
-// Each tool is a row of tools, in a file of its own. A tool reaches boards through the kernel as
+// Each tool is a row of tools, in a separate file. A tool reaches boards through the kernel as
 // the caller itself, so that the scopes, limits, audit records and events of the board's tools
 // apply (Plugin.callBoard, Plugin.askBoards). Answers about a fleet have at most MaxAnswer bytes; those of
-// fleet.describe, fleet.watch and fleet.events with a limit have bounds of their own.
+// fleet.describe, fleet.watch and fleet.events with a limit have other bounds.
 package fleet
 
 import (
@@ -23,7 +23,7 @@ import (
 )
 
 // maxCalls bounds the calls in flight of all tenants. It is more than other plugins have, because a
-// call of a board that does not answer takes seconds, and boards have limits of their own.
+// call of a board that does not answer takes seconds, and boards have their own limits.
 const maxCalls = 1024
 
 // Name is the plugin's name.
@@ -47,7 +47,7 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Plugin serves the tools. Make one with New; it needs no goroutine of its own.
+// Plugin serves the tools. Make one with New; it starts no goroutine.
 type Plugin struct {
 	opt     Options
 	figures figureCache

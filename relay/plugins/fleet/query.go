@@ -10,7 +10,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// fleet.query asks each board for one value of each metric, which the board computes of its own
+// fleet.query asks each board for one value of each metric, which the board computes from its
 // history, and merges these values:
 //
 //	query ── newQueryPlan, selectBoards ── what is asked, of which boards

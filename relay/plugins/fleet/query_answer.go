@@ -144,7 +144,7 @@ type namedBoard struct {
 	ID          string             `json:"id"`
 	Values      map[string]rounded `json:"values"`
 	Since       string             `json:"since,omitempty"`
-	SinceBefore string             `json:"since_before,omitempty"` // it began earlier than was looked
+	SinceBefore string             `json:"since_before,omitempty"` // it began before the window
 	Until       string             `json:"until,omitempty"`
 	Level       *rounded           `json:"level,omitempty"` // that the value has been beyond since then
 }

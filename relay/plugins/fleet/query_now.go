@@ -153,7 +153,7 @@ type knownModel struct {
 
 const (
 	maxModelAge  = 10 * time.Minute
-	maxModelText = 64 // bytes that an answer has room for
+	maxModelText = 64 // bytes of an answer
 	noModel      = "unknown"
 	noTag        = "untagged"
 )

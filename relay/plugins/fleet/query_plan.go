@@ -161,7 +161,7 @@ func (q *queryPlan) parseStep(a *queryArguments) error {
 	window := q.to.Sub(q.from)
 	if points := (window + step - 1) / step; points > time.Duration(most) {
 		least := (window + time.Duration(most) - 1) / time.Duration(most)
-		return arguments.Invalid("argument step: too short, this makes %d values of each metric and an answer has room for %d; use %s or more, a shorter window, or leave step out",
+		return arguments.Invalid("argument step: too short, this makes %d values of each metric and an answer fits %d; use %s or more, a shorter window, or leave step out",
 			points, most, roundUp(least))
 	}
 	q.step = min(step, window)
@@ -316,7 +316,7 @@ func (p *Plugin) selectInto(c *kernel.Caller, all []Board, selected []bool, sele
 	case isStatus:
 		return arguments.Invalid("argument boards: no board is %s now; all selects every board", status)
 	}
-	return nil // it left between the two looks
+	return nil // it left between the two lookups
 }
 
 // tagsOf lists the tags of boards for a message.

@@ -56,7 +56,7 @@ func (s *askSlots) leave(tenant string) {
 
 // each calls ask with 0 to n-1 as slots become free, each with a context that ends after timeout, and
 // returns when all of these calls have. started is how many there were: fewer than n if ctx ended. A
-// panic of ask becomes one of each, which the kernel turns into an error: in a goroutine of its own
+// panic of ask becomes one of each, which the kernel turns into an error: in a separate goroutine
 // it would end the relay.
 func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.Duration, ask func(ctx context.Context, i int)) (started int) {
 	t := s.enter(tenant)

@@ -349,7 +349,7 @@ type observedAnswer struct {
 	Points []rounded `json:"points,omitempty"`
 }
 
-// summarize encodes what was seen, with as many points as there is room for.
+// summarize encodes what was seen, with as many points as fit.
 func (w *watchStream) summarize(took time.Duration) []byte {
 	for most := maxWatchPoints; ; most /= 2 {
 		a := watchAnswer{Seconds: math.Round(10*took.Seconds()) / 10, Boards: []watchedAnswer{}}

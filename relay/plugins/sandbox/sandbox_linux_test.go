@@ -273,7 +273,7 @@ func (w *world) needs() map[string]func() error {
 		},
 		"+write data":          func() error { return os.WriteFile(filepath.Join(w.Data, "f"), []byte("x"), 0o600) },
 		"+find data of before": func() error { _, err := os.ReadFile(filepath.Join(w.Data, "before")); return err },
-		"+set a mode of its own": func() error {
+		"+set the mode of its file": func() error {
 			f, err := os.Create(filepath.Join(w.Data, "g"))
 			if err == nil {
 				err = errors.Join(f.Chmod(0o640), os.Chmod(f.Name(), 0o600), f.Truncate(3), f.Close())

@@ -47,7 +47,7 @@ func callRules(abi int, noNetwork bool) []callRule {
 	// io_uring opens sockets past this filter.
 	deny(syscall.ENOSYS, unix.SYS_IO_URING_SETUP)
 	// Modes, owners and attributes of the relay's files belong to the same user. Programs set the
-	// mode of files of their own, where it makes no difference (umask 077): for them it
+	// mode of their files, where it makes no difference (umask 077): for them it
 	// succeeds. fchmod and the like need an open file and stay.
 	deny(noEffect, append(slices.Clone(pathModeCalls), unix.SYS_FCHMODAT)...)
 	deny(syscall.ENOSYS, unix.SYS_FCHMODAT2, unix.SYS_SETXATTRAT, unix.SYS_REMOVEXATTRAT, unix.SYS_FILE_SETATTR)

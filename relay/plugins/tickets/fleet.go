@@ -19,7 +19,7 @@ import (
 //	fleet.ticket    create, comment, assign, transition
 //	fleet.decide    transition to approved or rejected
 //
-// A decision is a tool of its own: a person who lets an agent write tickets without asking has not
+// A decision is a separate tool: a person who lets an agent write tickets without asking has not
 // let it approve anything.
 
 // Statuses of fleet.ticket and fleet.decide. Together they are those that a caller can set.

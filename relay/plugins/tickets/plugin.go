@@ -184,7 +184,7 @@ const maxDrops = 200
 
 // commitWithDrops is commit of a change that also drops finished tickets, to stay within
 // the bounds. Beyond maxDrops they go in appends before it, which stay in the log when a later
-// append fails: the tickets were finished, and had to make room.
+// append fails: the tickets were finished, and were evicted.
 func (p *Plugin) commitWithDrops(ctx context.Context, t *tenant, drop []string, c change) error {
 	changes := make([]change, 0, min(len(drop), maxDrops)+1)
 	for _, id := range drop {

@@ -316,7 +316,7 @@ func TestIdempotency(t *testing.T) {
 		}
 	}
 	if theirs := d.do(bob, "create", args).Ticket.ID; theirs == first {
-		t.Error("bob got ann's ticket for a key of his own")
+		t.Error("bob got ann's ticket for his key")
 	}
 }
 

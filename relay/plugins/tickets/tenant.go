@@ -13,7 +13,7 @@ import (
 
 // Bounds: a tenant has at most MaxUnfinished tickets that are not finished; creating more is
 // refused. Finished tickets and their text give way to new ones. So an agent that
-// creates tickets in a loop fills the queue of its own tenant and nothing else, and it
+// creates tickets in a loop fills the queue of its tenant and nothing else, and it
 // cannot push out work that is not done.
 
 // tenant has the tickets of one tenant. Changes are made one at a time, in the order of the

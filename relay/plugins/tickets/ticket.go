@@ -120,7 +120,7 @@ const (
 )
 
 // size is the number of bytes that a ticket counts towards MaxText: about what a snapshot of it has in
-// the event log, which needs room for those of a tenant before it can remove anything of it.
+// the event log, which needs space for those of a tenant before it can remove anything of it.
 func (t *Ticket) size() int {
 	n := ticketSize + jsonSize(t.Title) + jsonSize(t.Body)
 	if t.Approval != nil {

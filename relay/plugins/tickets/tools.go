@@ -96,7 +96,7 @@ var (
 				{Name: "expires_in_s", Description: "seconds until nobody can approve it any more", Type: arguments.Integer,
 					Min: minExpiry, Max: maxExpiry, Default: defaultExpiry},
 			}},
-		textField("idempotency_key", MaxKey, keyPattern, "a word of your own: the same call with the same key creates one ticket, however often it is repeated"),
+		textField("idempotency_key", MaxKey, keyPattern, "a word that you choose: the same call with the same key creates one ticket, however often it is repeated"),
 	}
 	listFields = arguments.Object{
 		enumField("status", Statuses, "only tickets of this status"),
