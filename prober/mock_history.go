@@ -20,6 +20,10 @@ type MockHistory struct {
 // mockHistoryAge is how far back a mock board remembers.
 const mockHistoryAge = 7 * 24 * time.Hour
 
+// hotRise is how much warmer a board without its fan becomes, degrees Celsius: enough that it is an
+// outlier among boards of chance at any time of a day.
+const hotRise = 35
+
 // NewMockHistory makes up the history of the mock board with that seed, from a week before now on.
 func NewMockHistory(seed uint64, now time.Time) *MockHistory {
 	h := &MockHistory{seed: seed, board: *newMockSource(seed), begin: now}
@@ -80,7 +84,7 @@ func (h *MockHistory) memory(cpu float64, at time.Time) float64 {
 func (h *MockHistory) temperature(cpu float64, at time.Time) float64 {
 	c := h.ambient + cpu/8 + 2*h.noise(7, at, 30*time.Minute)
 	if h.isHot && !at.Before(h.hotSince) {
-		c += 25 * (1 - math.Exp(-at.Sub(h.hotSince).Minutes()/5))
+		c += hotRise * (1 - math.Exp(-at.Sub(h.hotSince).Minutes()/5))
 	}
 	return c
 }
