@@ -242,6 +242,9 @@ func (r *Relay) newFrontEnd() error {
 	r.mcp = mcp.New(mcp.Options{
 		Notice: r.notice(), Label: r.boardLabel,
 		Kernel: r.kernel, Authenticate: r.mcpCaller, Bodies: r.bodies, OnDenied: r.writeDenied, Guard: r.guard, Version: r.opt.Version, Logger: r.log,
+		MayPack: func(c *kernel.Caller, connID string, t *kernel.Tool) bool {
+			return r.kernel.Applies("compress", c, connID, t)
+		},
 		SessionKeys:     r.store.SessionKeys,
 		OnSessionClosed: func(id string) { r.stages.Forget(pipeline.Scope{Kind: pipeline.Connection, Name: id}) },
 	})

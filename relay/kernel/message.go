@@ -54,6 +54,9 @@ type Request struct {
 	// MarkUntrusted makes invisible characters visible in answers of plugins with
 	// Manifest.Untrusted, and adds MetaUntrusted to their Meta: a model will read them.
 	MarkUntrusted bool
+	// Inner says that a plugin makes the request for its own caller: the answer goes to the plugin and
+	// not to a client, so that no stage packs or signs it. All checks apply.
+	Inner bool
 
 	// InputResponses and RequestState answer an earlier Result that asked for input (MCP
 	// multi round trip, SEP-2322): a JSON object by input name, and the state as it was

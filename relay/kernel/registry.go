@@ -192,6 +192,9 @@ func (k *Kernel) Refuses(c *Caller, connID, tool string) bool {
 
 // Applies reports whether a stage is enabled for calls of a tool by this caller.
 func (k *Kernel) Applies(stage string, c *Caller, connID string, t *Tool) bool {
+	if !k.pipe.MayApply(stage) {
+		return false
+	}
 	e, ok := k.tool(t.Name)
 	return ok && k.pipe.Applies(stage, t.request(c, connID, e.plugin))
 }

@@ -2,7 +2,10 @@ package mcp
 
 import (
 	"encoding/json"
+	"strings"
 	"sync"
+
+	"agentctl/lazyregexp"
 )
 
 // A failure is a tool result too: isError, and the error envelope as structured content.
@@ -74,5 +77,43 @@ func withErrorSchema(schema []byte) []byte {
 
 // anyOfErrorSchema wraps a schema that is not a plain list of properties.
 func anyOfErrorSchema(schema []byte) []byte {
-	return []byte(`{"type":"object","anyOf":[` + string(schema) + `,{"type":"object","properties":{"error":` + errorSchema + `},"required":["error"]}]}`)
+	return anyOfSchema(schema, `{"type":"object","properties":{"error":`+errorSchema+`},"required":["error"]}`)
+}
+
+// packedSchema is the schema of a result that the stage compress has packed. Its one member has a name
+// that no tool's answer has.
+const packedSchema = `{"type":"object","description":"in place of the rest, when the result is packed","properties":{"agentctl/packed":{"type":"object",` +
+	`"properties":{"alg":{"type":"string"},"bytes":{"type":"integer"},"data":{"type":"string"}},"required":["alg","bytes","data"]}},"required":["agentctl/packed"]}`
+
+// withPackedSchema returns a schema that admits a packed result as well. It is not cached: the lists of
+// an operator who packs results cost a little more.
+func withPackedSchema(schema []byte) []byte { return anyOfSchema(schema, packedSchema) }
+
+// localRef finds references to a part of the same document.
+var localRef = lazyregexp.New(`"\$ref"\s*:\s*"#([^"]*)"`)
+
+// anyOfSchema returns a schema that admits an alternative as well. The schema is no longer the root of
+// its document, so the definitions that it refers to are repeated there. A schema that refers to
+// other parts of itself becomes one that admits any object.
+func anyOfSchema(schema []byte, alternative string) []byte {
+	var s map[string]json.RawMessage
+	if json.Unmarshal(schema, &s) != nil {
+		return anyObjectSchema
+	}
+	b := append(make([]byte, 0, len(schema)+len(alternative)+64), `{"type":"object",`...)
+	for _, word := range []string{"$defs", "definitions"} {
+		if defs, ok := s[word]; ok {
+			b = append(append(append(append(b, '"'), word...), `":`...), defs...)
+			b = append(b, ',')
+		}
+	}
+	if _, hasBase := s["$id"]; !hasBase { // with $id, references are resolved in the schema wherever it is
+		for _, at := range localRef.FindAllStringSubmatchIndex(string(schema), -1) {
+			if ref := string(schema[at[2]:at[3]]); !strings.HasPrefix(ref, "/$defs/") && !strings.HasPrefix(ref, "/definitions/") {
+				return anyObjectSchema
+			}
+		}
+	}
+	b = append(append(b, `"anyOf":[`...), schema...)
+	return append(append(append(b, ','), alternative...), "]}"...)
 }

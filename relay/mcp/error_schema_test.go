@@ -51,6 +51,8 @@ func TestWithErrorSchema(t *testing.T) {
 		{"echo", string(echo), []string{answer}, []string{`{}`, `{"message":"hi"}`, `{"x":1}`, answer[:len(answer)-1] + `,"error":{"code":"E","message":"m"}}`}, "received_at_ms"},
 		{"nothing required", `{"type":"object","properties":{"n":{"type":"integer"}},"additionalProperties":false}`, []string{`{}`, `{"n":1}`}, []string{`{"n":"1"}`, `{"m":1}`}, "n"},
 		{"no properties", `{"type":"object","required":["n"]}`, []string{`{"n":1}`}, []string{`{}`}, ""},
+		{"definitions", `{"type":"object","anyOf":[{"$ref":"#/$defs/a"},{"$ref":"#/definitions/b"}],"$defs":{"a":{"required":["a"],"properties":{"a":{"$ref":"#/$defs/n"}}},"n":{"type":"number"}},"definitions":{"b":{"required":["b"]}}}`,
+			[]string{`{"a":1}`, `{"b":1}`}, []string{`{}`, `{"a":"1"}`}, ""},
 		{"alternatives", `{"type":"object","oneOf":[{"required":["a"]},{"required":["b"]}],"properties":{"a":{},"b":{}}}`, []string{`{"a":1}`, `{"b":1}`}, []string{`{}`, `{"a":1,"b":1}`}, ""},
 	}
 	for _, tt := range tests {
@@ -66,8 +68,15 @@ func TestWithErrorSchema(t *testing.T) {
 					t.Errorf("%s does not fit %s", v, got)
 				}
 			}
+			const packed = `{"agentctl/packed":{"alg":"gzip","bytes":5,"data":"H4sI"}}`
+			packedOK := fits(t, withPackedSchema(got))
+			for _, v := range append(tt.good, failure, packed) {
+				if !packedOK(v) {
+					t.Errorf("%s does not fit %s", v, withPackedSchema(got))
+				}
+			}
 			for _, v := range append(tt.bad, `{"error":1}`) {
-				if ok(v) {
+				if ok(v) || packedOK(v) {
 					t.Errorf("%s fits %s", v, got)
 				}
 			}
@@ -79,6 +88,10 @@ func TestWithErrorSchema(t *testing.T) {
 				t.Errorf("at the root: %s", got)
 			}
 		})
+	}
+	recursive := []byte(`{"type":"object","anyOf":[{"required":["a"]}],"properties":{"a":{"$ref":"#"}}}`)
+	if got := withErrorSchema(recursive); !fits(t, got)(`{"a":{"a":{}}}`) || !fits(t, got)(failure) {
+		t.Errorf("a recursive schema became %s", got)
 	}
 	own := `{"type":"object","properties":{"error":{"type":"string"}}}`
 	if got := withErrorSchema([]byte(own)); string(got) != own {

@@ -32,6 +32,9 @@ type Options struct {
 	// Label returns what a board is called in titles: the name that an operator gave it, or the
 	// start of its id. It reads memory, since a list has hundreds of boards. nil: titles name no board.
 	Label func(nodeID string) string
+	// MayPack reports whether results of a tool may be packed for a caller, on a connection: the output
+	// schema that the caller sees then admits that. nil: never.
+	MayPack func(c *kernel.Caller, connID string, t *kernel.Tool) bool
 	// OnSessionClosed, when set, is called with the id of each session that has ended.
 	OnSessionClosed func(session string)
 	Notice          string      // a sentence about the relay's state that precedes the instructions; default none

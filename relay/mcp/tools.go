@@ -23,7 +23,7 @@ func (t *tenant) listTools(x *exchange, cursor string) (sdk.Result, error) {
 	}
 	return listPage(t, x, "tools", cursor, 1024, list,
 		func(tool *kernel.Tool) string { return tool.Name },
-		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x.flatNames) })
+		func(b *objectBuilder, tool *kernel.Tool) { t.h.appendTool(b, tool, x) })
 }
 
 // listPage renders one page of a list as a result. A page continues after a name and not
@@ -77,10 +77,10 @@ func appendHints(b []byte, h kernel.Hints) []byte {
 var anyObjectSchema = json.RawMessage(`{"type":"object"}`)
 
 // appendTool appends the members of one tool. The output schema is the tool's own, widened
-// to admit the error envelope (withErrorSchema).
-func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
+// to admit the error envelope (withErrorSchema), and a packed result if there may be one.
+func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, x *exchange) {
 	name := tool.Name
-	if flat {
+	if x.flatNames {
 		name = flatName(name)
 	}
 	b.str("name", name)
@@ -92,7 +92,11 @@ func (h *Handler) appendTool(b *objectBuilder, tool *kernel.Tool, flat bool) {
 		b.raw("inputSchema", anyObjectSchema)
 	}
 	if len(tool.OutputSchema) > 0 {
-		b.raw("outputSchema", h.schemas.withErrorSchema(tool.OutputSchema))
+		schema := h.schemas.withErrorSchema(tool.OutputSchema)
+		if h.opts.MayPack != nil && h.opts.MayPack(x.caller, x.sessionID(), tool) {
+			schema = withPackedSchema(schema)
+		}
+		b.raw("outputSchema", schema)
 	}
 	if class := tool.SafetyClass; class != "" {
 		b.raw("annotations", toolAnnotations[class])

@@ -153,6 +153,11 @@ func (p *Pipeline[Req, Res]) Refuses(req Req) bool {
 	})
 }
 
+// MayApply reports whether the stage of that name is enabled for any request.
+func (p *Pipeline[Req, Res]) MayApply(name string) bool {
+	return slices.ContainsFunc(p.list.Load().enabled, func(g []Entry[Req, Res]) bool { return g[0].Stage.Name == name })
+}
+
 // Applies reports whether the stage of that name is enabled for req.
 func (p *Pipeline[Req, Res]) Applies(name string, req Req) bool {
 	for _, g := range p.list.Load().enabled {

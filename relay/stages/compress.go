@@ -131,9 +131,12 @@ func newCompress(_ *env, config []byte) (stage, error) {
 func (c *compressor) config() any { return c.cfg }
 
 // wrap unpacks the arguments before the inner stages run and packs the result after them. It
-// does not pack a result that the plugin has already packed.
+// does not pack a result that the plugin has already packed, nor one that goes to a plugin.
 func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 	return func(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+		if r.Inner {
+			return next(ctx, r)
+		}
 		if bytes.Contains(r.Arguments, envelopeKey) {
 			if err := unpackArguments(r); err != nil {
 				return nil, err

@@ -29,6 +29,8 @@ type plugin struct {
 	name string
 	call func(*kernel.Request) (*kernel.Result, error)
 	read string
+	// schema is the output schema of do; nil: none.
+	schema json.RawMessage
 
 	mu   sync.Mutex // protects seen
 	seen []string
@@ -36,7 +38,7 @@ type plugin struct {
 
 func (p *plugin) Manifest() *kernel.Manifest {
 	return &kernel.Manifest{Name: p.name, Version: "1.0.0", Inline: true,
-		Tools:     []*kernel.Tool{{Name: p.name + ".do", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}, {Name: p.name + ".other", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}},
+		Tools:     []*kernel.Tool{{Name: p.name + ".do", ToolInfo: &kernel.ToolInfo{Scope: "x:y", OutputSchema: p.schema}}, {Name: p.name + ".other", ToolInfo: &kernel.ToolInfo{Scope: "x:y"}}},
 		Resources: []*kernel.Resource{{URI: "mcp://" + p.name + "/all.json", Scope: "x:y", MIME: "application/json"}}}
 }
 

@@ -44,6 +44,7 @@ type redactor struct {
 	}
 	fields   map[string]bool
 	patterns []*regexp.Regexp
+	schemas  schemas
 }
 
 // newRedact makes the stage. Its default fields and patterns cover passwords, tokens, JWTs
@@ -102,7 +103,11 @@ func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 		if res == nil {
 			return nil, nil
 		}
-		return r.result(res)
+		out, err := r.result(res)
+		if err != nil {
+			return nil, err
+		}
+		return r.fitSchema(req, res.Structured, out), nil
 	}
 }
 
@@ -201,7 +206,7 @@ var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.Al
 // not, the caller keeps the original bytes.
 func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err error) {
 	var buf bytes.Buffer
-	w := &rewriter{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(&buf, lenient...)}
+	w := r.newRewriter(doc, &buf, nested)
 	if err := w.value(); err != nil {
 		return nil, false, err
 	}
@@ -218,6 +223,15 @@ type rewriter struct {
 	dec     *jsontext.Decoder
 	enc     *jsontext.Encoder
 	changed bool
+
+	// keepsTypes replaces a secret by a value of its own type; pointers are where that is no string.
+	keepsTypes bool
+	pointers   []jsontext.Pointer
+}
+
+// newRewriter copies doc to out.
+func (r *redactor) newRewriter(doc []byte, out *bytes.Buffer, nested int) *rewriter {
+	return &rewriter{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(out, lenient...)}
 }
 
 // value copies one value.
@@ -238,11 +252,19 @@ func (w *rewriter) value() error {
 	if err != nil {
 		return err
 	}
-	if s := string(v); w.r.text(s, maxNestedDoc) != s { // a number
-		w.changed = true
+	s := string(v)
+	if w.r.text(s, maxNestedDoc) == s {
+		return w.enc.WriteValue(v)
+	}
+	w.changed = true // a number
+	if !w.keepsTypes {
 		return w.enc.WriteToken(jsontext.String(Redacted))
 	}
-	return w.enc.WriteValue(v)
+	if err := w.enc.WriteToken(jsontext.Int(0)); err != nil {
+		return err
+	}
+	w.pointers = append(w.pointers, w.enc.StackPointer())
+	return nil
 }
 
 // container copies an object or an array up to its end.
@@ -279,6 +301,9 @@ func (w *rewriter) member() error {
 	}
 	if !w.r.fields[strings.ToLower(name)] {
 		return w.value()
+	}
+	if w.keepsTypes {
+		return w.blank()
 	}
 	old, err := w.dec.ReadValue()
 	if err != nil {

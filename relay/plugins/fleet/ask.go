@@ -23,7 +23,7 @@ const (
 // plugin's answer.
 func (p *Plugin) callBoard(ctx context.Context, r *kernel.Request, tool string, args json.RawMessage) (*kernel.Result, error) {
 	return p.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: tool, Arguments: args, ConnID: r.ConnID,
-		TraceID: r.TraceID, Traced: r.Traced, Stream: r.Stream, Session: r.Session})
+		TraceID: r.TraceID, Traced: r.Traced, Stream: r.Stream, Session: r.Session, Inner: true})
 }
 
 // question is what askBoards asks one board.

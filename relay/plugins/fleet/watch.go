@@ -253,7 +253,7 @@ func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	if !ok {
 		return errNoTool
 	}
-	res, err := w.plugin.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: name, ConnID: r.ConnID, TraceID: r.TraceID, Traced: r.Traced, Stream: true,
+	res, err := w.plugin.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: name, ConnID: r.ConnID, TraceID: r.TraceID, Traced: r.Traced, Stream: true, Inner: true,
 		Arguments: fmt.Appendf(nil, `{"interval_ms":%d}`, watchInterval.Milliseconds())})
 	if err != nil {
 		return ignoreEnd(ctx, err)
