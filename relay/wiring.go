@@ -175,7 +175,7 @@ func (r *Relay) processOptions() process.Options {
 		private = append(private, r.opt.TLSKey)
 	}
 	return process.Options{
-		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, SocketDir: r.opt.PluginSockets,
+		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, Log: r.queue, SocketDir: r.opt.PluginSockets,
 		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -398,13 +399,32 @@ var ErrNoResource = errors.New("kernel: no such resource")
 
 // resource finds a resource that the caller may read.
 func (k *Kernel) resource(c *Caller, uri string) (resourceEntry, error) {
-	k.mu.RLock()
-	e, ok := k.resources[uri]
-	k.mu.RUnlock()
+	e, ok := k.findResource(uri)
 	if !ok || !c.Has(e.resource.Scope) || !e.plugin.visibleTo(c) {
 		return resourceEntry{}, ErrNoResource
 	}
 	return e, nil
+}
+
+// findResource finds a resource of whatever tenant: a listed one, or one of a template of the plugin
+// that the URI names.
+func (k *Kernel) findResource(uri string) (resourceEntry, bool) {
+	k.mu.RLock()
+	e, ok := k.resources[uri]
+	var owner *loaded
+	if rest, isOurs := strings.CutPrefix(uri, "mcp://"); !ok && isOurs {
+		name, _, _ := strings.Cut(rest, "/")
+		owner = k.plugins[name]
+	}
+	k.mu.RUnlock()
+	if owner != nil { // called without the lock, as all code of plugins
+		if t, isResolver := owner.plugin.(TemplateResolver); isResolver {
+			if r := t.ResolveURI(uri); r != nil {
+				return resourceEntry{resource: r, plugin: owner}, true
+			}
+		}
+	}
+	return e, ok
 }
 
 // MayRead reports whether a caller may read a resource: it has the scope, and no stage refuses it on
@@ -446,4 +466,17 @@ func (k *Kernel) refusesMethod(r *Request) bool {
 	}
 	r.Method = useOf[r.Method]
 	return r.Method != "" && k.pipe.Refuses(r)
+}
+
+// MethodHandlers are all plugins that serve an MCP method beyond tools and resources and that
+// MethodHandler could find, ascending by name.
+func (k *Kernel) MethodHandlers(c *Caller, connID, method string) (list []MethodHandler) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for _, l := range k.methods[method] {
+		if l.visibleTo(c) && !k.refusesMethod(&Request{Caller: c, Method: method, ConnID: connID, plugin: l}) {
+			list = append(list, supervisedHandler{k, l})
+		}
+	}
+	return list
 }

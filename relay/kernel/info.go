@@ -19,6 +19,15 @@ type totals struct {
 	unlogged atomic.Int64
 }
 
+// add adds the outcomes of another set, whose calls in flight stay its own.
+func (c *counters) add(o *counters) {
+	c.calls.Add(o.calls.Load())
+	c.errors.Add(o.errors.Load())
+	c.panics.Add(o.panics.Load())
+	c.timeouts.Add(o.timeouts.Load())
+	c.refused.Add(o.refused.Load())
+}
+
 func (c *counters) reset() {
 	for _, n := range []*atomic.Int64{&c.calls, &c.errors, &c.panics, &c.timeouts, &c.refused} {
 		n.Store(0)
@@ -45,6 +54,8 @@ type Health struct {
 	// LastError says why it was down the last time, in printable characters; the program may have
 	// written part of it.
 	LastError string
+	// Notes say what else an operator should know, such as why a tool is not offered.
+	Notes []string
 }
 
 // PluginInfo is the state of a loaded plugin.
@@ -66,7 +77,8 @@ type PluginInfo struct {
 	// Failures and LastError are those of Health.
 	Failures  int       `json:"failures,omitempty"`
 	LastError string    `json:"last_error,omitempty"`
-	Manifest  *Manifest `json:"-"` // read only
+	Notes     []string  `json:"notes,omitempty"` // of Health
+	Manifest  *Manifest `json:"-"`               // read only
 }
 
 // Info lists the loaded plugins and the stages in force.
@@ -95,7 +107,7 @@ func (l *loaded) info() PluginInfo {
 		Tools: len(m.Tools), Resources: len(m.Resources), Sandbox: m.Sandbox, Manifest: m}
 	if r, ok := l.plugin.(HealthReporter); ok {
 		h := r.Health()
-		i.Failures, i.LastError = h.Failures, h.LastError
+		i.Failures, i.LastError, i.Notes = h.Failures, h.LastError, h.Notes
 		if h.Down {
 			i.State = StateDown
 		}

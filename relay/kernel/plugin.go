@@ -137,6 +137,13 @@ type Watcher interface {
 	Watch(ctx context.Context, uri string, changed func()) error
 }
 
+// TemplateResolver is a plugin with resource templates. A URI mcp://NAME/... that is not listed
+// belongs to the plugin of that name.
+type TemplateResolver interface {
+	// ResolveURI returns the resource of a URI, or nil if no template has it. It must not block.
+	ResolveURI(uri string) *Resource
+}
+
 // MethodHandler is a plugin that answers MCP methods beyond tools and resources (prompts,
 // completion, resource templates, logging).
 type MethodHandler interface {
@@ -196,13 +203,57 @@ func (k *Kernel) load(p Plugin, replace, drain bool) (drained <-chan struct{}, e
 	default:
 		k.retireLocked(old)
 	}
+	k.notifyReplacedLocked(old, m)
+	if slices.Contains(methods, methodPrompts) {
+		k.notify.push(m.Tenant, Change{Prompts: true}, "")
+	}
+	return drained, nil
+}
+
+// methodPrompts is the method of plugins with prompts. Its answer is a list that changes when such a
+// plugin comes or goes.
+const methodPrompts = "prompts/list"
+
+// Refresh registers the tools and resources that the manifest of a loaded plugin has now, in place of
+// those that it had. Its counters and its breaker stay. ErrNotLoaded: p is not loaded, or was
+// replaced.
+func (k *Kernel) Refresh(p Plugin) error {
+	m := p.Manifest()
+	if err := checkManifest(m); err != nil {
+		return fmt.Errorf("refresh plugin%s: %w", nameOf(m), err)
+	}
+	l := &loaded{plugin: p, manifest: m}
+	var methods []string
+	if h, ok := p.(MethodHandler); ok {
+		methods = h.Methods()
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	old := k.plugins[m.Name]
+	if old == nil || old.plugin != p {
+		return fmt.Errorf("refresh plugin %s: %w", m.Name, ErrNotLoaded)
+	}
+	if err := k.admitLocked(m, old, true); err != nil {
+		return fmt.Errorf("refresh plugin %s: %w", m.Name, err)
+	}
+	l.counts.add(&old.counts)
+	l.breaker.Store(old.breaker.Load())
+	k.removeLocked(old)
+	k.retireLocked(old)
+	k.insertLocked(l, methods)
+	k.notifyReplacedLocked(old, m)
+	return nil
+}
+
+// notifyReplacedLocked informs the subscribers that a plugin with manifest m has taken the place of
+// old, which is nil for a new one. mu is held.
+func (k *Kernel) notifyReplacedLocked(old *loaded, m *Manifest) {
 	if old == nil {
 		k.notifyListsLocked(m)
 	} else if !sameSurface(old.manifest, m) {
 		k.notifyListsLocked(old.manifest) // its lists may have shrunk, perhaps for another tenant
 		k.notifyListsLocked(m)
 	}
-	return drained, nil
 }
 
 // nameOf is the name in the errors of manifests, which may have none.
@@ -322,9 +373,13 @@ func (k *Kernel) UnloadByName(ref string) error {
 }
 
 func (k *Kernel) unloadLocked(l *loaded) {
+	hadPrompts := slices.Contains(k.methods[methodPrompts], l)
 	k.removeLocked(l)
 	k.retireLocked(l)
 	k.notifyListsLocked(l.manifest)
+	if hadPrompts {
+		k.notify.push(l.manifest.Tenant, Change{Prompts: true}, "")
+	}
 }
 
 // maxVersion bounds a plugin's version, bytes.

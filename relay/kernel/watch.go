@@ -78,9 +78,7 @@ func (n *watcher) startLocked(k *Kernel, key watchKey, w *watch, p Watcher) {
 			case <-time.After(watchRetry):
 			}
 			// A device that reconnected is another plugin with the same resource.
-			k.mu.RLock()
-			e, ok := k.resources[key.uri]
-			k.mu.RUnlock()
+			e, ok := k.findResource(key.uri)
 			if !ok || !e.plugin.visibleTo(&Caller{Tenant: key.tenant}) {
 				continue // still offline; Watch of the old plugin returns at once
 			}

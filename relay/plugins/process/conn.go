@@ -21,7 +21,7 @@ import (
 // A connection to a plugin goes through these steps, with the relay as the MCP client:
 //
 //	initialize, notifications/initialized    the MCP handshake
-//	tools/list, resources/list               must have what plugin.json declares
+//	tools/list, resources/list, prompts/list are compared with plugin.json, also after list_changed
 //	tools/call, resources/read, ...          any number, concurrently
 //	notifications/cancelled                  when a call's context ends first
 //	end of the plugin's stdin                asks it to stop
@@ -141,6 +141,10 @@ type conn struct {
 	ch      *lineChannel
 	ended   chan struct{} // closed when nothing more will arrive
 	version string        // of the protocol, as the plugin chose it
+	server  serverInfo    // set by initialize, as version
+	// listsChanged holds one signal: the server said that one of its lists has changed.
+	listsChanged chan struct{}
+	relisting    sync.WaitGroup // followLists
 
 	mu        sync.Mutex // protects the fields below
 	lastToken int64
@@ -153,10 +157,27 @@ type progressFollower struct {
 	session kernel.Session
 }
 
+// serverInfo is the answer of a server to initialize, as far as the relay uses it.
+type serverInfo struct {
+	ProtocolVersion string `json:"protocolVersion"`
+	ServerInfo      struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+	} `json:"serverInfo"`
+	Capabilities struct {
+		Tools     *struct{} `json:"tools"`
+		Prompts   *struct{} `json:"prompts"`
+		Resources *struct {
+			Subscribe bool `json:"subscribe"`
+		} `json:"resources"`
+		Completions *struct{} `json:"completions"`
+	} `json:"capabilities"`
+}
+
 // newConn starts a JSON-RPC client on the channel. It ends with close, or when the channel
 // fails or reaches its end.
 func newConn(p *Plugin, ch *lineChannel) *conn {
-	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), progress: make(map[int64]progressFollower)}
+	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
@@ -195,23 +216,18 @@ func (c *conn) initialize(ctx context.Context, version string) error {
 	if err != nil {
 		return fmt.Errorf("it does not answer initialize: %w", err)
 	}
-	var r struct {
-		ProtocolVersion string `json:"protocolVersion"`
-	}
-	if err := json.Unmarshal(raw, &r); err != nil || r.ProtocolVersion == "" {
+	if err := json.Unmarshal(raw, &c.server); err != nil || c.server.ProtocolVersion == "" {
 		return errors.New("its answer to initialize names no protocolVersion")
 	}
-	c.version = r.ProtocolVersion
+	c.version = c.server.ProtocolVersion
 	return c.rpc.Notify(ctx, "notifications/initialized", nil)
 }
 
-// listNames reads all pages of a list: the member `key` of each element of the member
-// `list`, with the element's annotations.
+// list reads all pages of a list: the elements of the member `list`.
 //
-// Names beyond the first kernel.MaxToolsPerPlugin are ignored, and a list of more than
+// Elements beyond the first kernel.MaxToolsPerPlugin are ignored, and a list of more than
 // maxPages pages is an error: a plugin could otherwise list without end.
-func (c *conn) listNames(ctx context.Context, method, list, key string) (map[string]json.RawMessage, error) {
-	out := make(map[string]json.RawMessage)
+func (c *conn) list(ctx context.Context, method, list string) (all []json.RawMessage, err error) {
 	cursor := ""
 	for range maxPages {
 		var params any
@@ -223,23 +239,18 @@ func (c *conn) listNames(ctx context.Context, method, list, key string) (map[str
 			return nil, err
 		}
 		var page map[string]json.RawMessage
-		var items []map[string]json.RawMessage
+		var items []json.RawMessage
 		if err = json.Unmarshal(raw, &page); err == nil {
 			err = json.Unmarshal(page[list], &items)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("its answer to %s: %w", method, err)
 		}
-		for _, item := range items {
-			var name string
-			if json.Unmarshal(item[key], &name) == nil && len(out) < kernel.MaxToolsPerPlugin {
-				out[name] = item["annotations"]
-			}
-		}
+		all = append(all, items[:min(len(items), kernel.MaxToolsPerPlugin-len(all))]...)
 		cursor = ""
 		_ = json.Unmarshal(page["nextCursor"], &cursor) // there is none on the last page
 		if cursor == "" {
-			return out, nil
+			return all, nil
 		}
 	}
 	return nil, fmt.Errorf("its answer to %s has more than %d pages", method, maxPages)
@@ -270,8 +281,8 @@ func (c *conn) followProgress(ctx context.Context, s kernel.Session) (token int6
 }
 
 // onNotification handles a notification of the plugin. In progress, the
-// client's token replaces the one of followProgress. Other notifications are ignored, those
-// of changed lists included: the manifest alone decides what is offered.
+// client's token replaces the one of followProgress. After a change of a list, followLists compares
+// the lists with the manifest. Other notifications are ignored.
 //
 // jrpc2 calls it with the lock of its client held, so it must not send on the connection.
 func (c *conn) onNotification(req *jrpc2.Request) {
@@ -296,7 +307,12 @@ func (c *conn) onNotification(req *jrpc2.Request) {
 			URI string `json:"uri"`
 		}
 		if req.UnmarshalParams(&p) == nil && p.URI != "" {
-			c.plugin.watches.notify(p.URI)
+			c.plugin.watches.notify(c.plugin.publicURI(p.URI))
+		}
+	case "notifications/tools/list_changed", "notifications/resources/list_changed", "notifications/prompts/list_changed":
+		select {
+		case c.listsChanged <- struct{}{}:
+		default: // the lists are read later anyway
 		}
 	}
 }
@@ -315,4 +331,5 @@ func (c *conn) close() {
 	c.ch.abortSend()
 	_ = c.rpc.Close()
 	<-c.ended
+	c.relisting.Wait()
 }

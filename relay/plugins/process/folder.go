@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,17 +76,21 @@ func (h *Host) open(name string) (s source, err error) {
 	if m.Name != name {
 		return s, fmt.Errorf("%s of plugin %s names the plugin %s: rename the folder or the plugin", manifestFile, name, m.Name)
 	}
-	dial, err := h.dialer(root, m, declared.Sandbox)
+	templates, err := declared.compileTemplates()
+	if err != nil {
+		return s, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+	}
+	dial, err := h.dialer(root, m, declared)
 	if err != nil {
 		return s, err
 	}
-	return source{manifest: m, declared: declared, digest: Digest(raw), dial: dial}, nil
+	return source{manifest: m, declared: declared, digest: Digest(raw), dial: dial, tools: declared.serverTools(), templates: templates, kernel: h.o.Kernel, events: h.o.Log}, nil
 }
 
 // dialer decides how a plugin is reached: at the socket of its service, by starting its
 // executable, or at the socket in its folder, the first of these that is there. It sets
 // the manifest's Sandbox.
-func (h *Host) dialer(root *os.Root, m *kernel.Manifest, wants DeclaredSandbox) (func(context.Context) (*lineChannel, error), error) {
+func (h *Host) dialer(root *os.Root, m *kernel.Manifest, declared *PluginManifest) (func(context.Context) (*lineChannel, error), error) {
 	name := m.Name
 	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
 	if err != nil {
@@ -95,25 +100,29 @@ func (h *Host) dialer(root *os.Root, m *kernel.Manifest, wants DeclaredSandbox) 
 		m.Sandbox = SandboxService
 		return socketDialer(path), err
 	}
-	if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
+	if len(declared.Command) > 0 { // findProgram checks it
+	} else if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
 		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
-			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder", name, runFile, socketFile)
+			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder, and no command in its %s", name, runFile, socketFile, manifestFile)
 		}
 		m.Sandbox = SandboxExternal
 		return socketDialer(filepath.Join(dir, socketFile)), nil
 	} else if err != nil {
 		return nil, err
 	}
-	c := &child{name: name, path: filepath.Join(dir, runFile), sandbox: !h.o.NoSandbox}
+	c := &child{name: name, dir: dir, sandbox: !h.o.NoSandbox}
 	if h.o.DataDir != "" {
 		if c.data, err = filepath.Abs(filepath.Join(h.o.DataDir, name)); err != nil {
 			return nil, err
 		}
 	}
+	if c.program, err = findProgram(dir, cmp.Or(c.data, dir), declared); err != nil {
+		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+	}
 	m.Sandbox = SandboxOff
 	if c.sandbox {
 		m.Sandbox = SandboxLandlock
-		if c.policy, err = h.policy(dir, c.data, wants); err != nil {
+		if c.policy, err = h.policy(dir, c.data, declared.Sandbox); err != nil {
 			return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 		}
 	}

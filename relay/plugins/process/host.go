@@ -34,6 +34,7 @@ type Options struct {
 	Kernel  *kernel.Kernel
 	Version string // of the relay, sent to plugins by initialize
 	Logger  *zap.Logger
+	Log     kernel.Log // of events; nil: none are appended
 
 	// SocketDir has a socket NAME.sock for each plugin that a service manager starts; the relay
 	// then does not start its executable. "" for none.

@@ -168,7 +168,7 @@ func TestFolderOwnership(t *testing.T) {
 // TestKilledRelay: a plugin that cares for nothing does not outlive a relay that was killed.
 func TestKilledRelay(t *testing.T) {
 	if dir := os.Getenv("TEST_KILLED_RELAY"); dir != "" { // the relay
-		c := &child{name: "odd", path: filepath.Join(dir, "run"), data: dir + "-data", sandbox: sandbox.Available() == nil}
+		c := &child{name: "odd", dir: dir, program: program{path: filepath.Join(dir, "run")}, data: dir + "-data", sandbox: sandbox.Available() == nil}
 		c.policy = sandbox.Policy{Folder: dir, Data: c.data}
 		if _, err := c.dial(zap.NewNop())(t.Context()); err != nil {
 			t.Fatal(err)

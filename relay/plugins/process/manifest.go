@@ -50,6 +50,11 @@ type PluginManifest struct {
 	Resources         []DeclaredResource `json:"resources,omitempty"`
 	ResourceTemplates []DeclaredTemplate `json:"resourceTemplates,omitempty"`
 	Prompts           []DeclaredPrompt   `json:"prompts,omitempty"`
+	// FollowResources offers resources that the server lists and Resources has not, under their
+	// URIs and without the server's words about them.
+	FollowResources bool `json:"followResources,omitempty"`
+	// Ignored are tools of the server that were left out on purpose, by its own names.
+	Ignored []string `json:"ignored,omitempty"`
 	// Capabilities are the scopes that callers need, spelled "notes.read" or "notes:read": scopes
 	// of the plugin, which begin with its name, and scopes of the relay.
 	Capabilities []string `json:"capabilities,omitempty"`

@@ -110,7 +110,7 @@ func TestParseManifestNamesAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		`unknown key "Tools" (use bus, capabilities, command, env, name, `,
+		`unknown key "Tools" (use bus, capabilities, command, env, followResources, `,
 		`capabilities[1]: "tickets:read" is given twice`,
 		`capabilities[2]: not valid: "root" (use a scope of the plugin: its name and a word, such as notes.read`,
 		`capabilities[3]: "device.connect" is not a scope that callers may need (use notes.read, or one of tools.call.read_only, `,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +32,7 @@ type Plugin struct {
 	changed  chan struct{} // closed and replaced when conn or lastErr changes
 	failures int
 	lastErr  string
+	offer    offer // what of the manifest the server has
 }
 
 // source is what the folder of a plugin says. It is read only.
@@ -41,12 +41,20 @@ type source struct {
 	declared *PluginManifest // what manifest was made from
 	digest   string          // of plugin.json, see Digest
 	dial     func(ctx context.Context) (*lineChannel, error)
+	// tools and templates are those of declared in the form that calls need.
+	tools     map[string]serverTool
+	templates []template
+	kernel    *kernel.Kernel
+	events    kernel.Log // nil: none
 }
 
 var (
-	_ kernel.Plugin  = (*Plugin)(nil)
-	_ kernel.Reader  = (*Plugin)(nil)
-	_ kernel.Watcher = (*Plugin)(nil)
+	_ kernel.Plugin           = (*Plugin)(nil)
+	_ kernel.Reader           = (*Plugin)(nil)
+	_ kernel.Watcher          = (*Plugin)(nil)
+	_ kernel.TemplateResolver = (*Plugin)(nil)
+	_ kernel.MethodHandler    = (*Plugin)(nil)
+	_ kernel.HealthReporter   = (*Plugin)(nil)
 )
 
 // newPlugin makes a version of a plugin. Nothing starts before run.
@@ -54,8 +62,15 @@ func newPlugin(s source, watches *watchSet, version string, log *zap.Logger) *Pl
 	return &Plugin{source: s, version: version, log: log.With(zap.String("plugin", s.manifest.Name)), watches: watches, changed: make(chan struct{})}
 }
 
-// Manifest implements kernel.Plugin.
-func (p *Plugin) Manifest() *kernel.Manifest { return p.manifest }
+// Manifest implements kernel.Plugin: what is offered at present.
+func (p *Plugin) Manifest() *kernel.Manifest {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.offer.manifest != nil {
+		return p.offer.manifest
+	}
+	return p.manifest
+}
 
 // setState stores the connection, or why there is none, and wakes Load and waitConn. A nil
 // error, as at a stop by Unload, keeps the last one and counts no failure.
@@ -118,7 +133,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	if token != 0 {
 		meta["progressToken"] = token
 	}
-	raw, err := c.call(ctx, "tools/call", map[string]any{"name": r.Target().Name, "arguments": r.Arguments, "_meta": meta})
+	raw, err := c.call(ctx, "tools/call", map[string]any{"name": p.serverName(r.Target().Name), "arguments": r.Arguments, "_meta": meta})
 	if err != nil {
 		return callError(ctx, c, err)
 	}
@@ -131,6 +146,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	if err := json.Unmarshal(raw, &res); err != nil {
 		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not a tool result")
 	}
+	p.publishLinks(res.Content)
 	return &kernel.Result{Content: res.Content, Structured: res.Structured, IsError: res.IsError, Meta: res.Meta}, nil
 }
 
@@ -154,14 +170,13 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	return nil, internal("plugin_error", "the plugin failed to answer this call")
 }
 
-// Read implements kernel.Reader. The plugin must answer with one content, under the URI that
-// was asked for; a JSON-RPC error is a fault here, since a Reader has no other form for it.
+// Read implements kernel.Reader. The plugin must answer with one content; a JSON-RPC error is a fault here, since a Reader has no other form for it.
 func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte, error) {
 	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	raw, err := c.call(ctx, "resources/read", map[string]any{"uri": uri})
+	raw, err := c.call(ctx, "resources/read", map[string]any{"uri": serverURI(p.manifest.Name, uri)})
 	if err != nil {
 		if _, err = callError(ctx, c, err); err == nil { // a JSON-RPC error
 			err = internal("plugin_error", "the plugin refused to read this resource")
@@ -170,12 +185,11 @@ func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte
 	}
 	var res struct {
 		Contents []struct {
-			URI  string  `json:"uri"`
 			Text *string `json:"text"`
 			Blob []byte  `json:"blob"`
 		} `json:"contents"`
 	}
-	if err := json.Unmarshal(raw, &res); err != nil || len(res.Contents) != 1 || res.Contents[0].URI != uri {
+	if err := json.Unmarshal(raw, &res); err != nil || len(res.Contents) != 1 {
 		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not the content of this resource")
 	}
 	if t := res.Contents[0].Text; t != nil {
@@ -191,7 +205,13 @@ func (p *Plugin) Watch(ctx context.Context, uri string, changed func()) error {
 
 // isWatchable reports whether this version has a resource of that URI that reports changes.
 func (p *Plugin) isWatchable(uri string) bool {
-	return slices.ContainsFunc(p.manifest.Resources, func(r *kernel.Resource) bool { return r.URI == uri && r.Watchable })
+	for _, r := range p.Manifest().Resources {
+		if r.URI == uri {
+			return r.Watchable
+		}
+	}
+	r := p.ResolveURI(uri)
+	return r != nil && r.Watchable
 }
 
 // State is the state of a plugin as operators see it.
@@ -203,13 +223,21 @@ type State struct {
 	Failures  int    `json:"failures"`
 	LastError string `json:"last_error,omitempty"`
 	Sandbox   string `json:"sandbox"` // SandboxLandlock and the like
+	// Notes say what of the manifest is not offered, and why.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Health implements kernel.HealthReporter.
+func (p *Plugin) Health() kernel.Health {
+	s := p.state()
+	return kernel.Health{Down: s.State == "down", Failures: s.Failures, LastError: s.LastError, Notes: s.Notes}
 }
 
 // state returns a copy of the current state.
 func (p *Plugin) state() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := State{Name: p.manifest.Name, Version: p.manifest.Version, State: "up", Failures: p.failures, LastError: p.lastErr, Sandbox: p.manifest.Sandbox}
+	s := State{Name: p.manifest.Name, Version: p.manifest.Version, State: "up", Failures: p.failures, LastError: p.lastErr, Sandbox: p.manifest.Sandbox, Notes: p.offer.notes}
 	if p.conn == nil {
 		s.State = "down"
 	}

@@ -36,14 +36,19 @@ func Serve(ctx context.Context, ln net.Listener, dir, home string) error {
 		_ = nc.Close()
 		return fmt.Errorf("not a Unix socket: %s", ln.Addr())
 	}
+	p, err := readProgram(dir, home)
+	if err != nil { // after Accept: the service manager would start it again at once for a waiting connection
+		_ = uc.Close()
+		return err
+	}
 	f, err := uc.File() // blocking, as a program expects of its stdin
 	_ = uc.Close()
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	cmd := exec.Command(filepath.Join(dir, runFile))
-	cmd.Dir, cmd.Env = dir, pluginEnv(filepath.Base(dir), home)
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Dir, cmd.Env = dir, append(pluginEnv(filepath.Base(dir), home), p.env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = f, f, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	killWithParent(cmd.SysProcAttr)

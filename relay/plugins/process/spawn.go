@@ -48,10 +48,12 @@ func socketDialer(path string) func(context.Context) (*lineChannel, error) {
 // child is how the executable of a plugin is started.
 type child struct {
 	name    string // of the plugin
-	path    string // of the executable, in its folder
+	dir     string // its folder
+	program program
 	data    string // its folder for data, made at each start; "" for none
 	policy  sandbox.Policy
-	sandbox bool // false: the process may do what the relay may
+	sandbox bool                // false: the process may do what the relay may
+	user    *syscall.Credential // nil: that of this process
 }
 
 // dial starts the executable and connects to its stdio. The process gets none of the relay's
@@ -62,7 +64,7 @@ type child struct {
 // returned channel's Close stops it and waits for it.
 func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error) {
 	return func(context.Context) (*lineChannel, error) {
-		dir := filepath.Dir(c.path)
+		path, dir := c.program.path, c.dir
 		env := pluginEnv(c.name, dir)
 		if c.data != "" {
 			if err := makeDataDir(c.data); err != nil {
@@ -73,12 +75,12 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 				env = append(env, "TMPDIR="+filepath.Join(c.data, "tmp")) // made by the sandbox
 			}
 		}
-		start, cmd := (*exec.Cmd).Start, exec.Command(c.path)
+		start, cmd := (*exec.Cmd).Start, exec.Command(path, c.program.args...)
 		if c.sandbox {
-			start, cmd = sandbox.Start, sandbox.Command(c.policy, c.path)
+			start, cmd = sandbox.Start, sandbox.Command(c.policy, path, c.program.args...)
 		}
-		cmd.Dir, cmd.Env = dir, env
-		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Dir, cmd.Env = dir, append(env, c.program.env...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.user}
 		killWithParent(cmd.SysProcAttr)
 		in, err := cmd.StdinPipe()
 		if err != nil {
@@ -91,7 +93,7 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 		cmd.Stderr = &lineLogger{log: log}
 		cmd.WaitDelay = stopGrace // a child of the plugin may hold stderr open
 		if err := start(cmd); err != nil {
-			return nil, fmt.Errorf("start %s: %w", c.path, err)
+			return nil, fmt.Errorf("start %s: %w", path, err)
 		}
 		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
 		killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

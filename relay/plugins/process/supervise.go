@@ -3,7 +3,6 @@ package process
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -103,36 +102,6 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		c.close()
 		return nil, err
 	}
+	c.relisting.Go(c.followLists)
 	return c, nil
-}
-
-// checkServed checks that the server has everything that the manifest declares. Anything more
-// that the server lists is ignored. A list is not requested when the manifest declares
-// nothing of its kind, since the server may not support the method.
-func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
-	var tools, uris []string
-	for _, t := range p.manifest.Tools {
-		tools = append(tools, t.Name)
-	}
-	for _, r := range p.manifest.Resources {
-		uris = append(uris, r.URI)
-	}
-	for _, l := range []struct {
-		noun, method, list, key string
-		declared                []string
-	}{{"tool", "tools/list", "tools", "name", tools}, {"resource", "resources/list", "resources", "uri", uris}} {
-		if len(l.declared) == 0 {
-			continue
-		}
-		served, err := c.listNames(ctx, l.method, l.list, l.key)
-		if err != nil {
-			return err
-		}
-		for _, name := range l.declared {
-			if _, ok := served[name]; !ok {
-				return fmt.Errorf("plugin.json has the %s %s, %s of the server has not", l.noun, name, l.method)
-			}
-		}
-	}
-	return nil
 }

@@ -83,7 +83,7 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 	if isLast && c != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
-		_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": uri})
+		_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": serverURI(c.plugin.manifest.Name, uri)})
 	}
 	return err
 }
@@ -106,7 +106,7 @@ func (c *conn) subscribe(ctx context.Context, uri string) {
 		return
 	}
 	log := c.plugin.log
-	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": uri}); {
+	switch _, err := c.call(ctx, "resources/subscribe", map[string]any{"uri": serverURI(c.plugin.manifest.Name, uri)}); {
 	case err == nil:
 		log.Debug("plugin accepted a subscription", zap.String("uri", uri))
 	case ctx.Err() == nil:

@@ -17,16 +17,16 @@ import (
 // The launcher runs in init, before the packages of the relay are initialized, so that it is
 // ready in a few milliseconds and no other code runs in it.
 func init() {
-	if len(os.Args) == 3 && os.Args[0] == launcherName {
-		err := launch(os.Args[1], os.Args[2])
+	if len(os.Args) >= 3 && os.Args[0] == launcherName {
+		err := launch(os.Args[1], os.Args[2:])
 		_, _ = syscall.Write(reportFD, []byte(err.Error()))
 		os.Exit(126) // a shell's status for a program that cannot be executed
 	}
 }
 
-// launch restricts this process and executes the program. It returns only with an error. Some
+// launch restricts this process and executes the program argv[0]. It returns only with an error. Some
 // restrictions are those of a thread, and an exec keeps the ones of the thread that calls it.
-func launch(policy, path string) error {
+func launch(policy string, argv []string) error {
 	runtime.LockOSThread()
 	var p Policy
 	if err := json.Unmarshal([]byte(policy), &p); err != nil {
@@ -63,7 +63,7 @@ func launch(policy, path string) error {
 	if err := filterCalls(callRules(abi, p.NoNetwork)); err != nil {
 		return fmt.Errorf("filter system calls (seccomp): %w", err)
 	}
-	err = syscall.Exec(path, []string{path}, os.Environ())
+	err = syscall.Exec(argv[0], argv, os.Environ())
 	if errors.Is(err, syscall.EACCES) {
 		return fmt.Errorf("%w: the program or its interpreter is not executable, or lies outside of what the sandbox allows to read", err)
 	}

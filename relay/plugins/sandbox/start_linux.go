@@ -25,12 +25,12 @@ const startTimeout = 10 * time.Second
 // is executed.
 const reportFD = 3
 
-// Command returns a command that runs the executable path under the policy. The caller may set
+// Command returns a command that runs the executable path with arguments under the policy. The caller may set
 // everything but ExtraFiles, and starts it with Start.
-func Command(p Policy, path string) *exec.Cmd {
+func Command(p Policy, path string, args ...string) *exec.Cmd {
 	p.MaxTasks = ownTasks() + cmp.Or(p.MaxTasks, maxTasks)
 	policy, _ := json.Marshal(p) // strings, booleans and numbers
-	return &exec.Cmd{Path: "/proc/self/exe", Args: []string{launcherName, string(policy), path}}
+	return &exec.Cmd{Path: "/proc/self/exe", Args: append([]string{launcherName, string(policy), path}, args...)}
 }
 
 // ownTasks is the number of processes and threads of this user at the first call. Without /proc
