@@ -119,7 +119,7 @@ var allowed = map[string]string{
 	"control":                   "manifest prober transport/clock transport/fanout strictjson",
 	"relay/storage":             "manifest sqlitefile",
 	"relay/topic":               "",
-	"relay/auth":                "enrollment lazyregexp manifest relay/storage relay/topic sqlitefile",
+	"relay/auth":                "enrollment lazyregexp manifest relay/storage relay/topic sqlitefile suggest",
 	"relay/backup":              "atomicfile lazyregexp manifest relay/auth relay/eventlog relay/storage sqlitefile strictjson",
 	"relay/pipeline":            "",
 	"relay/kernel":              "lazyregexp manifest relay/pipeline strictjson",

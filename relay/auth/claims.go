@@ -12,6 +12,7 @@ import (
 
 	"agentctl/lazyregexp"
 	"agentctl/manifest"
+	"agentctl/relay/topic"
 )
 
 // Bounds of a token.
@@ -92,6 +93,8 @@ type claims struct {
 	Gen   claim[int64]  `json:"gen"`
 	Iid   claim[string] `json:"iid"`
 	Cnf   confirmation  `json:"cnf"`
+	// Topics is private to this product: patterns with a comma between, see package topic.
+	Topics claim[string] `json:"topics"`
 }
 
 // confirmation is claim cnf (RFC 7800 §3.1): the key whose holder may use the token, by its
@@ -151,17 +154,22 @@ var (
 // identity they describe. The signature, aud, iss, exp and nbf have been verified.
 func (c *claims) identity() (*Identity, bool) {
 	jti, ok := manifest.ParseULID(c.JTI.value)
-	class, known := classes[c.Cls.value]
+	_, known := classes[c.Cls.value]
 	id := &Identity{
 		Tenant: c.Tid.value, Subject: c.Sub.value, Class: c.Cls.value, JTI: jti, Instance: c.Iid.value, Gen: int(c.Gen.value), KeyThumbprint: c.Cnf.jkt,
-		Expires: time.Unix(c.Exp.value, 0), issuedAt: c.Iat.value, validUntil: c.Exp.value + leewaySeconds,
-		Scopes: knownScopes(c.Scope.value) & class.allowed, hasNoScopeClaim: !c.Scope.present,
+		expires: c.Exp.value, issuedAt: c.Iat.value, validUntil: c.Exp.value + leewaySeconds,
+		Scopes: knownScopes(c.Scope.value).ofClass(c.Cls.value), hasNoScopeClaim: !c.Scope.present,
+	}
+	topicsOK := true
+	if c.Topics.present { // also one that is empty: it must not mean all topics
+		topics, err := topic.Parse(c.Topics.value)
+		id.topics, topicsOK = &topics, err == nil && topics != nil && id.Class == ClassAgent
 	}
 	isDevice := id.Class == ClassDevice
 	if isDevice {
 		id.NodeID = id.Subject
 	}
-	return id, ok && known && manifest.ValidTenant(id.Tenant) &&
+	return id, ok && known && topicsOK && manifest.ValidTenant(id.Tenant) &&
 		c.Iat.present && c.Iat.value <= c.Exp.value && c.Exp.value-c.Iat.value <= int64(MaxTTL/time.Second) &&
 		subjectRE.MatchString(id.Subject) && (!isDevice || manifest.ValidNodeID(id.NodeID)) &&
 		(isDevice || !c.Gen.present && !c.Iid.present) && c.Gen.value >= 0 && c.Gen.value <= maxTokenGen &&

@@ -309,8 +309,8 @@ const (
 	carryInvites = `
 	UPDATE main.invites SET used = max(main.invites.used, o.used), revoked = max(main.invites.revoked, o.revoked) FROM old.invites o WHERE o.code = main.invites.code;
 	UPDATE main.invites SET revoked = 1 WHERE revoked = 0 AND code NOT IN (SELECT code FROM old.invites);
-	INSERT OR IGNORE INTO main.invites (code, prefix, class, tenant, name, tags, scopes, uses, used, creator, creator_jti, created, expires, revoked)
-		SELECT code, prefix, class, tenant, name, tags, scopes, uses, used, creator, creator_jti, created, expires, revoked FROM old.invites ORDER BY id`
+	INSERT OR IGNORE INTO main.invites (code, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked)
+		SELECT code, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked FROM old.invites ORDER BY id`
 
 	// The newest key of an identity has the greatest id (enrolledByProof), so that the order is kept.
 	carryJoined = `

@@ -14,6 +14,7 @@ import (
 
 	"agentctl/enrollment"
 	"agentctl/manifest"
+	"agentctl/relay/topic"
 )
 
 // Lifetimes of the tokens of those who have joined, and bounds of joining.
@@ -38,6 +39,7 @@ type enrolled struct {
 	tenant      string
 	subject     string // node id or agent id
 	scopes      Scopes
+	topics      topic.Patterns
 	instance    string // boards: hex SHA-256 of the instance id
 	created     int64  // Unix seconds
 	jti         string // of the token issued last
@@ -48,15 +50,16 @@ type enrolled struct {
 	codeRevoked bool   // the invite was revoked: no repeat
 }
 
-const enrolledColumns = "id, public_key, code, class, tenant, sub, scopes, instance, created, jti, gen, base_gen, request_id, nonce, used_gen, prev_spent, migrating, revoked, code_revoked"
+const enrolledColumns = "id, public_key, code, class, tenant, sub, scopes, topics, instance, created, jti, gen, base_gen, request_id, nonce, used_gen, prev_spent, migrating, revoked, code_revoked"
 
 func scanEnrolled(scan func(...any) error) (*enrolled, error) {
 	e := new(enrolled)
-	var scopes string
+	var scopes, topics string
 	r := &e.refresh
-	err := scan(&e.rowID, (*[]byte)(&e.publicKey), &e.code, &e.class, &e.tenant, &e.subject, &scopes, &e.instance, &e.created, &e.jti,
+	err := scan(&e.rowID, (*[]byte)(&e.publicKey), &e.code, &e.class, &e.tenant, &e.subject, &scopes, &topics, &e.instance, &e.created, &e.jti,
 		&r.gen, &r.baseGen, &r.requestID, &e.nonce, &r.usedGen, &r.prevSpent, &e.migrating, &e.revoked, &e.codeRevoked)
 	e.scopes = knownScopes(scopes)
+	e.topics, err = readTopics(topics, err)
 	return e, err
 }
 
@@ -253,7 +256,7 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 	if err := pruneTokens(tx, s.now(), 1); err != nil {
 		return nil, err
 	}
-	e.tenant, e.scopes, e.refresh = inv.Tenant, inv.Scopes, refreshState{gen: 1}
+	e.tenant, e.scopes, e.topics, e.refresh = inv.Tenant, inv.Scopes, inv.Topics, refreshState{gen: 1}
 	if inv.Class == InviteAgent {
 		err = s.newAgentTx(tx, e, inv, req)
 	} else {
@@ -267,9 +270,9 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 		return nil, err
 	}
 	e.created = max(s.now().Unix(), stop+1) // it must work after a revocation of its tenant
-	err = tx.QueryRow(`INSERT INTO enrollments (jkt, public_key, code, class, tenant, sub, scopes, instance, created, jti, gen, base_gen, request_id, nonce, used_gen, prev_spent, migrating, revoked, code_revoked)
-		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, 0, '', '', 0, 0, ?, 0, 0) RETURNING id`,
-		enrollment.Thumbprint(e.publicKey), []byte(e.publicKey), e.code, e.class, e.tenant, e.subject, e.scopes.String(), e.instance, e.created,
+	err = tx.QueryRow(`INSERT INTO enrollments (jkt, public_key, code, class, tenant, sub, scopes, topics, instance, created, jti, gen, base_gen, request_id, nonce, used_gen, prev_spent, migrating, revoked, code_revoked)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '', ?, 0, '', '', 0, 0, ?, 0, 0) RETURNING id`,
+		enrollment.Thumbprint(e.publicKey), []byte(e.publicKey), e.code, e.class, e.tenant, e.subject, e.scopes.String(), topicsText(e.topics), e.instance, e.created,
 		e.refresh.gen, e.migrating).Scan(&e.rowID)
 	return nodes, err
 }
@@ -351,7 +354,7 @@ func (s *Store) issueTx(tx *sql.Tx, e *enrolled) (*Minted, error) {
 		ttl = BoardTokenTTL
 	}
 	now := s.now().Truncate(time.Second)
-	m := &Minted{JTI: manifest.NewULID(), Class: e.class, Tenant: e.tenant, Subject: e.subject, Scopes: e.scopes,
+	m := &Minted{JTI: manifest.NewULID(), Class: e.class, Tenant: e.tenant, Subject: e.subject, Scopes: e.scopes, Topics: e.topics,
 		notBefore: now.Unix(), keyThumbprint: enrollment.Thumbprint(e.publicKey)}
 	if e.class == ClassDevice {
 		m.NodeID = e.subject

@@ -322,8 +322,8 @@ func TestNamesOfInvites(t *testing.T) {
 
 func TestInviteRequests(t *testing.T) {
 	s := openStore(t, Options{})
-	admin := &Identity{Tenant: "acme", Subject: "root", JTI: manifest.NewULID(), Scopes: tenantAdminScopes}
-	weak := &Identity{Tenant: "acme", Subject: "weak", JTI: manifest.NewULID(), Scopes: bitInvitesWrite}
+	admin := &Identity{Tenant: "acme", Subject: "root", JTI: manifest.NewULID(), Scopes: Scopes{relay: tenantAdminScopes}}
+	weak := &Identity{Tenant: "acme", Subject: "weak", JTI: manifest.NewULID(), Scopes: Scopes{relay: bitInvitesWrite}}
 	tags := make([]string, 17)
 	for i := range tags {
 		tags[i] = fmt.Sprint("t", i)
@@ -357,7 +357,7 @@ func TestInviteRequests(t *testing.T) {
 	}
 	// A board's only scope may be given by whoever may invite.
 	inv, code := invite(t, s, InviteRequest{Creator: weak})
-	if inv.Tenant != "acme" || inv.Scopes != bitDeviceConnect || inv.Creator != "weak" {
+	if inv.Tenant != "acme" || inv.Scopes != (Scopes{relay: bitDeviceConnect}) || inv.Creator != "weak" {
 		t.Errorf("invite %+v", inv)
 	}
 	if out := newHolder(t, s, code).mustEnroll(); out.Tenant != "acme" {
@@ -384,7 +384,7 @@ func TestInviteRequests(t *testing.T) {
 func TestInviteEndsWithItsCreator(t *testing.T) {
 	ck := &clock{testTime}
 	s := openStore(t, Options{Now: ck.now})
-	creator := &Identity{Tenant: "acme", Subject: "root", JTI: manifest.NewULID(), Scopes: tenantAdminScopes}
+	creator := &Identity{Tenant: "acme", Subject: "root", JTI: manifest.NewULID(), Scopes: Scopes{relay: tenantAdminScopes}}
 	for name, req := range map[string]RevokeRequest{"jti": {JTI: creator.JTI}, "subject": {Subject: "root"}, "tenant": {Tenant: "acme"}} {
 		creator.JTI, req.JTI = manifest.NewULID(), ""
 		if name == "jti" {
@@ -417,7 +417,7 @@ func TestEnrollAgent(t *testing.T) {
 		t.Errorf("%+v", out)
 	}
 	id, err := s.Verify(out.Token, ClassAgent)
-	if err != nil || id.Scopes != agentDefaults || id.KeyThumbprint == "" {
+	if err != nil || id.Scopes != (Scopes{relay: agentDefaults}) || id.KeyThumbprint == "" {
 		t.Fatalf("%+v, %v", id, err)
 	}
 	second := newHolder(t, s, code).mustEnroll()
@@ -828,7 +828,7 @@ func TestInviteBounds(t *testing.T) {
 	wantReason(t, err, enrollment.ReasonCodeUnknown)
 	err = s.db.write(t.Context(), func(tx *sql.Tx) error { // one transaction, not a thousand
 		for i := range maxTenantInvites - 1 {
-			if _, err := tx.Exec("INSERT INTO invites SELECT NULL, ?1, ?1, class, tenant, '', '', scopes, 1, 0, '', '', created, expires, 0 FROM invites LIMIT 1", fmt.Sprint(i)); err != nil {
+			if _, err := tx.Exec("INSERT INTO invites SELECT NULL, ?1, ?1, class, tenant, '', '', scopes, 1, 0, '', '', created, expires, 0, topics FROM invites LIMIT 1", fmt.Sprint(i)); err != nil {
 				return err
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"agentctl/enrollment"
 	"agentctl/manifest"
+	"agentctl/relay/topic"
 )
 
 // Classes of invites, a closed set.
@@ -36,13 +37,15 @@ const (
 
 // InviteRequest describes an invite to make.
 type InviteRequest struct {
-	Class  string        // default InviteBoard
-	Tenant string        // default: the creator's, or DefaultTenant
-	Name   string        // boards: node name, for a single use only; agents: the agent's id
-	Tags   []string      // boards: set on the node
-	Scopes []string      // agents: default those of an agent token, as far as the creator has them
-	Uses   int           // how many keys may join; default 1, at most MaxInviteUses
-	TTL    time.Duration // default DefaultInviteTTL, at most MaxInviteTTL
+	Class  string   // default InviteBoard
+	Tenant string   // default: the creator's, or DefaultTenant
+	Name   string   // boards: node name, for a single use only; agents: the agent's id
+	Tags   []string // boards: set on the node
+	Scopes []string // agents: default those of an agent token, as far as the creator has them
+	// AddScopes, PluginScopes and Topics are those of MintRequest.
+	AddScopes, PluginScopes, Topics []string
+	Uses                            int           // how many keys may join; default 1, at most MaxInviteUses
+	TTL                             time.Duration // default DefaultInviteTTL, at most MaxInviteTTL
 	// Creator is who asks; nil is the operator, who has access to the state directory. An
 	// invite gives nothing away that its creator lacks, except device:connect in the
 	// creator's own tenant. It is void once the creator's token is revoked.
@@ -53,18 +56,19 @@ type InviteRequest struct {
 // Invite is a code that boards or agents join with, without the code: the relay stores only
 // its hash and its first group.
 type Invite struct {
-	Prefix      string   `json:"prefix"` // first group of the code, which names the invite
-	Class       string   `json:"class"`
-	Tenant      string   `json:"tenant_id"`
-	Name        string   `json:"name,omitempty"`
-	Tags        []string `json:"tags"`
-	Scopes      Scopes   `json:"scopes"`
-	Uses        int      `json:"uses"`
-	Used        int      `json:"used"`
-	Creator     string   `json:"creator,omitempty"` // subject of the token that made it; "": the operator
-	CreatedAtMS int64    `json:"created_at_ms"`
-	ExpiresAtMS int64    `json:"expires_at_ms"`
-	State       string   `json:"state"` // open, used, expired or revoked
+	Prefix      string         `json:"prefix"` // first group of the code, which names the invite
+	Class       string         `json:"class"`
+	Tenant      string         `json:"tenant_id"`
+	Name        string         `json:"name,omitempty"`
+	Tags        []string       `json:"tags"`
+	Scopes      Scopes         `json:"scopes"`
+	Topics      topic.Patterns `json:"topics,omitempty"` // that the scopes for events are limited to
+	Uses        int            `json:"uses"`
+	Used        int            `json:"used"`
+	Creator     string         `json:"creator,omitempty"` // subject of the token that made it; "": the operator
+	CreatedAtMS int64          `json:"created_at_ms"`
+	ExpiresAtMS int64          `json:"expires_at_ms"`
+	State       string         `json:"state"` // open, used, expired or revoked
 
 	rowID      int64
 	creatorJTI string
@@ -115,9 +119,9 @@ func (s *Store) CreateInvite(ctx context.Context, req InviteRequest) (inv *Invit
 			return err
 		}
 		inv.Prefix = code[:strings.IndexByte(code, '-')]
-		_, err := tx.Exec(`INSERT INTO invites (code, prefix, class, tenant, name, tags, scopes, uses, used, creator, creator_jti, created, expires, revoked)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, 0)`, enrollment.HashCode(code), inv.Prefix, inv.Class, inv.Tenant, inv.Name,
-			strings.Join(inv.Tags, " "), inv.Scopes.String(), inv.Uses, inv.Creator, inv.creatorJTI, inv.CreatedAtMS/1000, inv.ExpiresAtMS/1000)
+		_, err := tx.Exec(`INSERT INTO invites (code, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, 0)`, enrollment.HashCode(code), inv.Prefix, inv.Class, inv.Tenant, inv.Name,
+			strings.Join(inv.Tags, " "), inv.Scopes.String(), topicsText(inv.Topics), inv.Uses, inv.Creator, inv.creatorJTI, inv.CreatedAtMS/1000, inv.ExpiresAtMS/1000)
 		return err
 	}, nil)
 	if err != nil {
@@ -158,11 +162,10 @@ func (s *Store) planInvite(req InviteRequest) (*Invite, error) {
 		return nil, badRequest("an agent's name is 1 to 57 letters, digits and ._:@-, starting with a letter or digit")
 	case inv.Class == InviteAgent && len(inv.Tags) > 0:
 		return nil, badRequest("only boards have tags")
-	case inv.Class == InviteBoard && len(req.Scopes) > 0:
+	case inv.Class == InviteBoard && len(req.Scopes)+len(req.AddScopes)+len(req.Topics) > 0:
 		return nil, badRequest("a board has the scope device:connect and no other")
 	}
-	var err error
-	if inv.Scopes, err = inviteScopes(inv, req); err != nil {
+	if err := inv.setGrant(req); err != nil {
 		return nil, err
 	}
 	if req.Creator != nil {
@@ -176,27 +179,18 @@ func (s *Store) planInvite(req InviteRequest) (*Invite, error) {
 	return inv, nil
 }
 
-// inviteScopes returns what the holders of an invite get. Scopes that are asked for by name
-// are refused if the creator lacks one; the default is cut down to the creator's.
-func inviteScopes(inv *Invite, req InviteRequest) (Scopes, error) {
-	if req.Creator != nil && inv.Tenant != req.Creator.Tenant {
-		return 0, &Error{ErrGrant, "tenant", "an invite is for the tenant of the token that makes it"}
+// setGrant decides what the holders of an invite get.
+func (i *Invite) setGrant(req InviteRequest) error {
+	if req.Creator != nil && i.Tenant != req.Creator.Tenant {
+		return &Error{ErrGrant, "tenant", "an invite is for the tenant of the token that makes it"}
 	}
-	if inv.Class == InviteBoard {
-		return bitDeviceConnect, nil
+	ask := grantRequest{class: ClassDevice, creator: req.Creator, cannot: "an invite cannot grant"}
+	if i.Class == InviteAgent {
+		ask = grantRequest{ClassAgent, req.Scopes, req.AddScopes, req.Topics, req.PluginScopes, req.Creator, "an invite cannot grant"}
 	}
-	class, want, err := resolveScopes(ClassAgent, req.Scopes)
-	if err != nil {
-		return 0, badRequest("a scope is not one that an agent may hold")
-	}
-	if req.Creator == nil {
-		return want, nil
-	}
-	granted := want & req.Creator.Scopes & classes[class].allowed
-	if len(req.Scopes) > 0 && granted != want || granted == 0 {
-		return 0, &Error{ErrGrant, "scope", "an invite cannot grant scopes that the token that makes it lacks"}
-	}
-	return granted, nil
+	g, err := ask.resolve()
+	i.Scopes, i.Topics = g.scopes, g.topics
+	return err
 }
 
 // pruneInvites deletes invites that ended long ago and, for a tenant at its limit, all
@@ -241,14 +235,15 @@ func newInviteCode(tx *sql.Tx) (string, error) {
 	return "", errors.New("no free invite code; try again")
 }
 
-const inviteColumns = "id, prefix, class, tenant, name, tags, scopes, uses, used, creator, creator_jti, created, expires, revoked > 0"
+const inviteColumns = "id, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked > 0"
 
 func scanInvite(scan func(...any) error) (*Invite, error) {
 	i := new(Invite)
-	var tags, scopes string
+	var tags, scopes, topics string
 	var created, expires int64
-	err := scan(&i.rowID, &i.Prefix, &i.Class, &i.Tenant, &i.Name, &tags, &scopes, &i.Uses, &i.Used, &i.Creator, &i.creatorJTI, &created, &expires, &i.revoked)
+	err := scan(&i.rowID, &i.Prefix, &i.Class, &i.Tenant, &i.Name, &tags, &scopes, &topics, &i.Uses, &i.Used, &i.Creator, &i.creatorJTI, &created, &expires, &i.revoked)
 	i.Tags, i.Scopes = append([]string{}, strings.Fields(tags)...), knownScopes(scopes)
+	i.Topics, err = readTopics(topics, err)
 	i.CreatedAtMS, i.ExpiresAtMS = created*1000, expires*1000
 	return i, err
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/manifest"
+	"agentctl/relay/topic"
 )
 
 // DefaultTenant is the tenant of a relay that has only one.
@@ -28,32 +29,40 @@ const (
 
 // MintRequest describes the tokens to make.
 type MintRequest struct {
-	Class    string        // agent, device, enroll, a preset, or a claim value such as agent_runtime
-	Tenant   string        // default DefaultTenant
-	Subject  string        // agent id, ^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$; default: a new one each; not for devices
-	NodeID   string        // devices: a node id, or a name or id prefix of a registered node; default: a new node each
-	Scopes   []string      // default: those of the class
+	Class   string   // agent, device, enroll, a preset, or a claim value such as agent_runtime
+	Tenant  string   // default DefaultTenant
+	Subject string   // agent id, ^[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}$; default: a new one each; not for devices
+	NodeID  string   // devices: a node id, or a name or id prefix of a registered node; default: a new node each
+	Scopes  []string // default: those of the class
+	// AddScopes are scopes besides Scopes or those of the class.
+	AddScopes []string
+	// PluginScopes are the scopes that plugins declare: only these can be granted.
+	PluginScopes []string
+	// Topics limit events:subscribe and events:ingest to topics and prefixes such as log/*;
+	// default: all topics, or those of the creator.
+	Topics   []string
 	TTL      time.Duration // default 90 days for agents, 1 year for devices, 1 hour for enrollment
 	Count    int           // default 1, at most MaxMintCount; more than one excludes NodeID
 	Instance string        // devices: hex SHA-256 of the instance_id that the token is bound to; default none
 	Gen      int           // devices: generation; default 1
 	DryRun   bool          // check only: nothing is recorded, and the results have no Token
 	// Creator is who asks; nil is the operator, who has access to the state directory. A token
-	// holds no scope that its creator lacks, except device:connect, and is for the creator's
+	// holds no scope and no topic that its creator lacks, except device:connect, and is for the creator's
 	// tenant and a node that is registered there, or a new one.
 	Creator *Identity
 }
 
 // Minted is one new token. Token is a secret: print it once, do not log it.
 type Minted struct {
-	Token   string    `json:"token,omitempty"`
-	JTI     string    `json:"jti"`
-	Class   string    `json:"class"`
-	Tenant  string    `json:"tenant"`
-	Subject string    `json:"subject"`
-	NodeID  string    `json:"node_id,omitempty"`
-	Scopes  Scopes    `json:"scopes"`
-	Expires time.Time `json:"expires"`
+	Token   string         `json:"token,omitempty"`
+	JTI     string         `json:"jti"`
+	Class   string         `json:"class"`
+	Tenant  string         `json:"tenant"`
+	Subject string         `json:"subject"`
+	NodeID  string         `json:"node_id,omitempty"`
+	Scopes  Scopes         `json:"scopes"`
+	Topics  topic.Patterns `json:"topics,omitempty"` // that the scopes for events are limited to
+	Expires time.Time      `json:"expires"`
 
 	issuedAt, notBefore int64  // Unix seconds
 	keyThumbprint       string // claim cnf.jkt; "": none
@@ -118,10 +127,12 @@ func (s *Store) recordTokens(ctx context.Context, plan []Minted, left int) error
 // planTokens checks a request and fills in everything that needs no transaction. The
 // result is the result of a dry run.
 func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, error) {
-	class, scopes, err := resolveScopes(req.Class, req.Scopes)
+	ask := grantRequest{req.Class, req.Scopes, req.AddScopes, req.Topics, req.PluginScopes, req.Creator, "a token cannot hold"}
+	g, err := ask.resolve()
 	if err != nil {
-		return nil, requestError{err}
+		return nil, err
 	}
+	class := g.class
 	ttl, longest := cmp.Or(req.TTL, classes[class].ttl), classes[class].maxTTL
 	if ttl < minTTL || ttl > longest {
 		return nil, badMint("a lifetime of %s is out of range %s..%s for class %s", ttl, minTTL, longest, class)
@@ -138,8 +149,8 @@ func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, erro
 	if req.Count < 0 || count > MaxMintCount {
 		return nil, badMint("count %d is out of range 1..%d", req.Count, MaxMintCount)
 	}
-	if scopes, err = grantedScopes(req, tenant, scopes); err != nil {
-		return nil, err
+	if req.Creator != nil && tenant != req.Creator.Tenant {
+		return nil, &Error{ErrGrant, "tenant", "a token is for the tenant of the token that makes it"}
 	}
 	nodeID, err := s.resolveNode(ctx, req, class, tenant, count)
 	if err != nil {
@@ -148,7 +159,7 @@ func (s *Store) planTokens(ctx context.Context, req MintRequest) ([]Minted, erro
 	now := s.now().Truncate(time.Second)
 	plan := make([]Minted, count)
 	for i := range plan {
-		m := Minted{JTI: manifest.NewULID(), Class: class, Tenant: tenant, Subject: req.Subject, Scopes: scopes,
+		m := Minted{JTI: manifest.NewULID(), Class: class, Tenant: tenant, Subject: req.Subject, Scopes: g.scopes, Topics: g.topics,
 			Expires: now.Add(ttl.Truncate(time.Second)), notBefore: now.Unix()}
 		switch {
 		case class == ClassDevice:
@@ -172,29 +183,6 @@ type requestError struct{ error }
 func (e requestError) Is(target error) bool { return target == ErrRequest }
 
 func badMint(format string, args ...any) error { return requestError{fmt.Errorf(format, args...)} }
-
-// grantedScopes returns the scopes that a token gets from its creator. Scopes and presets that
-// are asked for by name are refused if the creator lacks one; the defaults of an agent are
-// cut down to the creator's. A preset gives boards:inspect only if the creator has it, because
-// administrators' tokens that are older than this scope go on making presets.
-func grantedScopes(req MintRequest, tenant string, want Scopes) (Scopes, error) {
-	c := req.Creator
-	if c == nil {
-		return want, nil
-	}
-	if tenant != c.Tenant {
-		return 0, &Error{ErrGrant, "tenant", "a token is for the tenant of the token that makes it"}
-	}
-	if len(req.Scopes) == 0 {
-		want &^= bitBoardsInspect &^ c.Scopes
-	}
-	granted := want & (c.Scopes | bitDeviceConnect)
-	isDefault := len(req.Scopes) == 0 && classWords[req.Class] == classWords[ClassAgent]
-	if granted == want || isDefault && granted != 0 {
-		return granted, nil
-	}
-	return 0, &Error{ErrGrant, "scope", "a token cannot hold scopes that the token that makes it lacks: " + (want &^ granted).String()}
-}
 
 // resolveNode returns the node id that a request names, or "" for new ones. It refuses
 // fields that do not fit the class.
@@ -254,9 +242,9 @@ func (s *Store) recordToken(tx *sql.Tx, m *Minted, deny *denyList) (n *node, err
 
 // insertToken inserts the row of a token, and notes which key may sign it (signingKey).
 func insertToken(tx *sql.Tx, m *Minted) error {
-	return tx.QueryRow(`INSERT INTO tokens (jti, class, tenant, sub, node, scopes, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+	return tx.QueryRow(`INSERT INTO tokens (jti, class, tenant, sub, node, scopes, topics, iat, exp) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 		RETURNING (SELECT keys FROM changes)`,
-		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), m.issuedAt, m.Expires.Unix()).Scan(&m.keysRevision)
+		m.JTI, m.Class, m.Tenant, m.Subject, m.NodeID, m.Scopes.String(), topicsText(m.Topics), m.issuedAt, m.Expires.Unix()).Scan(&m.keysRevision)
 }
 
 // sign makes the token itself, after its row was committed: a token that exists can be
@@ -271,6 +259,9 @@ func (s *Store) sign(m *Minted, req MintRequest) (err error) {
 		if req.Instance != "" {
 			c["iid"] = req.Instance
 		}
+	}
+	if m.Topics != nil { // a relay that does not know the claim refuses the token
+		c["topics"] = topicsText(m.Topics)
 	}
 	if m.keyThumbprint != "" {
 		c["cnf"] = map[string]string{"jkt": m.keyThumbprint}

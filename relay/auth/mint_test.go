@@ -129,6 +129,9 @@ func TestTokensPrunesLongExpired(t *testing.T) {
 }
 
 func TestScopesAsText(t *testing.T) {
+	if got := knownScopes("notes:write tools:list notes:read notes:write root nodes:read").String(); got != "tools:list notes:read notes:write" {
+		t.Errorf("a claim with words that are no scopes: %q", got)
+	}
 	if len(manifest.Scopes) != len(scopeWords) {
 		t.Errorf("manifest knows %d scopes, this package %d", len(manifest.Scopes), len(scopeWords))
 	}
@@ -137,7 +140,8 @@ func TestScopesAsText(t *testing.T) {
 			t.Errorf("%s: bit %b, want %b", w, b, 1<<i)
 		}
 	}
-	for set := range Scopes(1 << len(scopeWords)) {
+	for bits := range relayScopes(1 << len(scopeWords)) {
+		set := Scopes{relay: bits, plugins: []string{"", "notes:read", "memo:a notes:read notes:write"}[bits%3]}
 		b, err := json.Marshal(set)
 		if err != nil {
 			t.Fatal(err)
@@ -159,24 +163,20 @@ func TestScopesAsText(t *testing.T) {
 // A creator whose token is older than boards:inspect still makes agents and presets, without that
 // scope; it cannot give the scope by name.
 func TestOlderCreatorLacksBoardsInspect(t *testing.T) {
-	older := &Identity{Tenant: DefaultTenant, Subject: "older", Scopes: tenantAdminScopes &^ bitBoardsInspect}
+	older := &Identity{Tenant: DefaultTenant, Subject: "older", Scopes: Scopes{relay: tenantAdminScopes &^ bitBoardsInspect}}
 	for _, tt := range []struct {
 		req  MintRequest
-		want Scopes // 0: refused
+		want relayScopes // 0: refused
 	}{
 		{MintRequest{Class: "agent"}, agentDefaults &^ bitBoardsInspect},
 		{MintRequest{Class: PresetTenantAdmin}, tenantAdminScopes &^ bitBoardsInspect},
 		{MintRequest{Class: PresetAdmin}, 0},
 		{MintRequest{Class: "agent", Scopes: []string{"boards:inspect"}}, 0},
 	} {
-		tt.req.Creator = older
-		_, want, err := resolveScopes(tt.req.Class, tt.req.Scopes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := grantedScopes(tt.req, DefaultTenant, want)
-		if got != tt.want || (err == nil) != (tt.want != 0) {
-			t.Errorf("%s %v: got %q, %v; want %q", tt.req.Class, tt.req.Scopes, got, err, tt.want)
+		ask := grantRequest{class: tt.req.Class, scopes: tt.req.Scopes, creator: older}
+		got, err := ask.resolve()
+		if (err == nil) != (tt.want != 0) || err == nil && got.scopes != (Scopes{relay: tt.want}) {
+			t.Errorf("%s %v: got %q, %v; want %q", tt.req.Class, tt.req.Scopes, got.scopes, err, Scopes{relay: tt.want})
 		}
 	}
 }

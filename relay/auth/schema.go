@@ -85,6 +85,10 @@ var migrations = []string{
 	recordSchema,
 	// Pages of a tenant's nodes, and prefixes of an id: without it each page sorts all of them.
 	"CREATE INDEX nodes_tenant ON nodes (tenant, node_id);",
+	// The topics that the scopes for events are limited to (topicsText).
+	`ALTER TABLE tokens ADD COLUMN topics TEXT NOT NULL DEFAULT '';
+	ALTER TABLE invites ADD COLUMN topics TEXT NOT NULL DEFAULT '';
+	ALTER TABLE enrollments ADD COLUMN topics TEXT NOT NULL DEFAULT '';`,
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a

@@ -14,6 +14,7 @@ type TokenInfo struct {
 	Subject string    `json:"subject"`
 	NodeID  string    `json:"node_id,omitempty"`
 	Scopes  string    `json:"scopes"`
+	Topics  string    `json:"topics,omitempty"` // with a comma between; "": all
 	Issued  time.Time `json:"issued"`
 	Expires time.Time `json:"expires"`
 	Expired bool      `json:"expired"`
@@ -43,13 +44,13 @@ func (s *Store) listTokens(ctx context.Context, where string, args ...any) ([]To
 	err := s.query(ctx, func(scan func(...any) error) error {
 		var t TokenInfo
 		var iat, exp int64
-		if err := scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &iat, &exp, &t.Revoked); err != nil {
+		if err := scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &t.Topics, &iat, &exp, &t.Revoked); err != nil {
 			return err
 		}
 		t.Issued, t.Expires = time.Unix(iat, 0).UTC(), time.Unix(exp, 0).UTC()
 		t.Expired = !now.Before(t.Expires.Add(Leeway))
 		list = append(list, t)
 		return nil
-	}, "SELECT jti, class, tenant, sub, node, scopes, iat, exp, "+isRevokedSQL+" FROM tokens t WHERE "+where, args...)
+	}, "SELECT jti, class, tenant, sub, node, scopes, topics, iat, exp, "+isRevokedSQL+" FROM tokens t WHERE "+where, args...)
 	return list, err
 }

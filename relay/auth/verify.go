@@ -96,13 +96,13 @@ func (s *Store) checkScope(id *Identity) error {
 		if !s.now().Before(end) {
 			return errScopelessEnded
 		}
-		id.Scopes, id.validUntil = bitCallReadOnly, min(id.validUntil, end.Unix())
+		id.Scopes, id.validUntil = Scopes{relay: bitCallReadOnly}, min(id.validUntil, end.Unix())
 		s.scopelessWarning.Do(func() {
 			s.log.Warn("a token without a scope was accepted as tools:call:read_only; mint new ones (agentctl token create) before the tolerance ends",
 				zap.Time("until", end))
 		})
 	}
-	if id.Scopes == 0 {
+	if id.Scopes.IsZero() {
 		return errNoScope
 	}
 	return nil
