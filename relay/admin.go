@@ -55,10 +55,13 @@ func (r *Relay) adminRoutes(mux *http.ServeMux) {
 	mux.Handle("DELETE "+tokensPath+"{jti}", r.changeRoute("tokens.revoke", manifest.ScopeTokensWrite, r.revokeToken))
 }
 
-// creator is the identity of the caller, for what it gives away.
+// creator is the identity of the caller, for what it gives away. It is never nil, which would be
+// the operator.
 func (a *adminCall) creator() *auth.Identity {
-	scopes, _ := a.caller.Scopes.(auth.Scopes)
-	return &auth.Identity{Tenant: a.caller.Tenant, Subject: a.caller.Actor, JTI: a.caller.JTI, Scopes: scopes}
+	if id, ok := a.caller.Scopes.(*auth.Identity); ok && id != nil {
+		return id
+	}
+	return &auth.Identity{Tenant: a.caller.Tenant, Subject: a.caller.Actor, JTI: a.caller.JTI}
 }
 
 // badRequest is an error of the request, with a short stable reason.

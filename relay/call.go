@@ -249,7 +249,7 @@ func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Calle
 	if err != nil {
 		return nil, err
 	}
-	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Address: r.clientAddr(req), Transport: transport, Scopes: id.Scopes,
+	return &kernel.Caller{Tenant: id.Tenant, Actor: id.Subject, JTI: id.JTI, Address: r.clientAddr(req), Transport: transport, Scopes: id,
 		Active: r.store.ActiveFromNow(id)}, nil
 }
 

@@ -115,7 +115,7 @@ func (a gatewayAuth) Authenticate(req *http.Request) (gateway.Identity, error) {
 	case err != nil: // a valid token without the right to this
 		return gateway.Identity{}, fmt.Errorf("%w: %w", gateway.ErrForbidden, err)
 	}
-	return gateway.Identity{Tenant: id.Tenant, Subject: id.Subject, Scopes: id.Scopes, Active: a.r.store.ActiveFromNow(id)}, nil
+	return gateway.Identity{Tenant: id.Tenant, Subject: id.Subject, Scopes: id.Scopes, Topics: id.Topics(), Active: a.r.store.ActiveFromNow(id)}, nil
 }
 
 // maxRefusals bounds how many refused and failed calls are published a second. Each is an

@@ -23,7 +23,9 @@ type inviteBody struct {
 	Class  string   `json:"class"`
 	Name   string   `json:"name"`
 	Tags   []string `json:"tags"`
-	Scopes []string `json:"scopes"`
+	Scopes []string `json:"scopes"`     // in place of those of an agent
+	Add    []string `json:"add_scopes"` // besides them
+	Topics []string `json:"topics"`     // default: those of the caller
 	Uses   int      `json:"uses"`
 	TTLMS  int64    `json:"ttl_ms"`
 	Tenant string   `json:"tenant_id"`
@@ -42,7 +44,7 @@ type createdInvite struct {
 func (r *Relay) createInvite(a *adminCall) (adminChange, error) {
 	var body inviteBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &body) != nil {
-		return nil, badRequest("body", "the body is one strict JSON object with class, name, tags, scopes, uses, ttl_ms and tenant_id, all optional")
+		return nil, badRequest("body", "the body is one strict JSON object with class, name, tags, scopes, add_scopes, topics, uses, ttl_ms and tenant_id, all optional")
 	}
 	if body.TTLMS < 0 || body.TTLMS > auth.MaxInviteTTL.Milliseconds() {
 		return nil, badRequest("body", "ttl_ms is at most 365 days")
@@ -50,6 +52,7 @@ func (r *Relay) createInvite(a *adminCall) (adminChange, error) {
 	return func() (any, error) {
 		inv, code, err := r.store.CreateInvite(a.req.Context(), auth.InviteRequest{
 			Class: body.Class, Tenant: body.Tenant, Name: body.Name, Tags: body.Tags, Scopes: body.Scopes, Uses: body.Uses,
+			AddScopes: body.Add, Topics: body.Topics, PluginScopes: r.processes.Scopes(),
 			TTL: time.Duration(body.TTLMS) * time.Millisecond, DryRun: a.dryRun,
 			Creator: a.creator(),
 		})
@@ -65,10 +68,16 @@ func (r *Relay) createInvite(a *adminCall) (adminChange, error) {
 	}, nil
 }
 
-// inviteError gives a full table its own message: the tenant can do something about it.
+// inviteError gives a full table its own message: the tenant can do something about it. A scope
+// that there is not is named, other mistakes of an agent's scopes and topics are in constant words.
 func inviteError(err error) error {
-	if errors.Is(err, auth.ErrFull) {
+	switch scope, denied := new(auth.ScopeError), new(auth.Error); {
+	case errors.Is(err, auth.ErrFull):
 		return &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "too many invites are open; revoke some, or make one with more uses"}
+	case errors.As(err, &scope):
+		return badRequest("scope", scope.Error())
+	case errors.Is(err, auth.ErrRequest) && !errors.As(err, &denied):
+		return badRequest("request", "scopes are those of an agent; topics, with a scope for events, are names such as log/level or prefixes such as log/*")
 	}
 	return err
 }

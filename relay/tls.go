@@ -76,7 +76,7 @@ func (r *Relay) openAuthority() (err error) {
 func (r *Relay) updateListenURL() error {
 	u := listenURL(r.listener.Addr().String(), r.tls != nil)
 	r.listenURL.Store(&u)
-	return r.store.SaveEndpoint(auth.Endpoint{URL: r.URL(), CASHA256: r.CASHA256()})
+	return r.store.SaveEndpoint(auth.Endpoint{URL: r.URL(), CASHA256: r.CASHA256(), PluginDir: r.pluginDirRecord()})
 }
 
 // followAddresses updates the URL of a relay that listens on every address, until ctx ends: it

@@ -30,8 +30,10 @@ type tokenBody struct {
 	Class   string   `json:"class"` // default agent
 	Tenant  string   `json:"tenant"`
 	Subject string   `json:"subject"`
-	Scopes  []string `json:"scopes"`
-	Node    string   `json:"node"` // devices: id, name or id prefix of a registered board; default: a new one
+	Scopes  []string `json:"scopes"`     // in place of those of the class
+	Add     []string `json:"add_scopes"` // besides them
+	Topics  []string `json:"topics"`     // default: those of the caller
+	Node    string   `json:"node"`       // devices: id, name or id prefix of a registered board; default: a new one
 	TTLMS   int64    `json:"ttl_ms"`
 }
 
@@ -40,7 +42,7 @@ type tokenBody struct {
 func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 	var b tokenBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &b) != nil {
-		return nil, badRequest("body", "the body is one strict JSON object with class, tenant, subject, scopes, node and ttl_ms, all optional")
+		return nil, badRequest("body", "the body is one strict JSON object with class, tenant, subject, scopes, add_scopes, topics, node and ttl_ms, all optional")
 	}
 	if b.Class == "" {
 		b.Class = "agent"
@@ -51,6 +53,7 @@ func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 	return func() (any, error) {
 		minted, err := r.store.Mint(a.req.Context(), auth.MintRequest{
 			Class: b.Class, Tenant: b.Tenant, Subject: b.Subject, Scopes: b.Scopes, NodeID: b.Node,
+			AddScopes: b.Add, Topics: b.Topics, PluginScopes: r.processes.Scopes(),
 			TTL: time.Duration(b.TTLMS) * time.Millisecond, DryRun: a.dryRun, Creator: a.creator(),
 		})
 		if err != nil {
@@ -61,9 +64,11 @@ func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 	}, nil
 }
 
-// mintError is the answer to a failed Mint, in constant words.
+// mintError is the answer to a failed Mint, in constant words but for a scope that there is not.
 func mintError(err error) error {
-	switch {
+	switch scope := new(auth.ScopeError); {
+	case errors.As(err, &scope):
+		return badRequest("scope", scope.Error())
 	case errors.Is(err, auth.ErrNoNode), errors.Is(err, auth.ErrForeignNode):
 		return kernel.NodeDenied()
 	case errors.Is(err, auth.ErrAmbiguous):
@@ -71,7 +76,7 @@ func mintError(err error) error {
 	case errors.Is(err, auth.ErrFull):
 		return &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has recorded as many tokens as it can"}
 	case errors.Is(err, auth.ErrRequest):
-		return badRequest("token", "class is agent, tenant-admin, operator, admin or device; scopes are those of the class; "+
+		return badRequest("token", "class is agent, tenant-admin, operator, admin or device; scopes are those of the class; topics, for agents with a scope for events, are names such as log/level or prefixes such as log/*; "+
 			"subject, for agents, is 1 to 64 letters, digits and ._:@-; node is for class device; ttl_ms is 1000 to 315360000000")
 	}
 	return err // an *auth.Error, or one that AsError makes neutral

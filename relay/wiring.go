@@ -366,6 +366,26 @@ func ReadPluginManifest(path string) (*kernel.Manifest, error) {
 	return m, nil
 }
 
+// pluginDirRecord is the plugin directory for auth.Endpoint: "" for the one in the state directory,
+// which moves with it.
+func (r *Relay) pluginDirRecord() string {
+	if r.opt.PluginDir == "" {
+		return ""
+	}
+	dir, err := filepath.Abs(r.opt.PluginDir)
+	if own, ownErr := filepath.Abs(filepath.Join(r.opt.StateDir, pluginDir)); err != nil || ownErr != nil || dir == own {
+		return ""
+	}
+	return dir
+}
+
+// PluginScopes returns the scopes that plugins of the relay of a state directory declare, whether
+// it runs or not; at is what it stored when it last started. The error names manifests that are
+// not valid; the scopes are those of the others.
+func PluginScopes(stateDir string, at auth.Endpoint) ([]string, error) {
+	return process.DeclaredScopes(cmp.Or(at.PluginDir, filepath.Join(stateDir, pluginDir)))
+}
+
 // pluginLoader loads and unloads plugins for the control plane. Built-in plugins that were
 // enabled at the start can be unloaded and loaded again; those of the plugin directory are
 // processes.

@@ -13,11 +13,14 @@ const (
 	maxEndpointFile = 4 << 10 // bytes
 )
 
-// Endpoint is where clients find the relay. The relay stores it each time it starts, so that
-// `agentctl invite --state-dir` can print a line to paste.
+// Endpoint is where clients find the relay, and what else a command on its machine must know of
+// it. The relay stores it each time it starts, so that `agentctl invite --state-dir` can print a
+// line to paste.
 type Endpoint struct {
 	URL      string `json:"url"`
 	CASHA256 string `json:"ca_sha256,omitempty"` // pin of the relay's own authority; "": it serves another certificate, or none
+	// PluginDir is the plugin directory, an absolute path; "": plugins in the state directory.
+	PluginDir string `json:"plugin_dir,omitempty"`
 }
 
 // SaveEndpoint stores where the relay serves, unless that is stored already.

@@ -4,21 +4,23 @@ import (
 	"cmp"
 	"context"
 	"time"
+
+	"agentctl/relay/topic"
 )
 
 // TokenInfo is one row of `agentctl token ls`. The token itself is not stored.
 type TokenInfo struct {
-	JTI     string    `json:"jti"`
-	Class   string    `json:"class"`
-	Tenant  string    `json:"tenant"`
-	Subject string    `json:"subject"`
-	NodeID  string    `json:"node_id,omitempty"`
-	Scopes  string    `json:"scopes"`
-	Topics  string    `json:"topics,omitempty"` // with a comma between; "": all
-	Issued  time.Time `json:"issued"`
-	Expires time.Time `json:"expires"`
-	Expired bool      `json:"expired"`
-	Revoked bool      `json:"revoked"`
+	JTI     string         `json:"jti"`
+	Class   string         `json:"class"`
+	Tenant  string         `json:"tenant"`
+	Subject string         `json:"subject"`
+	NodeID  string         `json:"node_id,omitempty"`
+	Scopes  string         `json:"scopes"`
+	Topics  topic.Patterns `json:"topics,omitempty"` // that the scopes for events are limited to; nil: all
+	Issued  time.Time      `json:"issued"`
+	Expires time.Time      `json:"expires"`
+	Expired bool           `json:"expired"`
+	Revoked bool           `json:"revoked"`
 }
 
 // Tokens lists the minted tokens, newest first. Tokens that expired more than 30 days
@@ -44,7 +46,9 @@ func (s *Store) listTokens(ctx context.Context, where string, args ...any) ([]To
 	err := s.query(ctx, func(scan func(...any) error) error {
 		var t TokenInfo
 		var iat, exp int64
-		if err := scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &t.Topics, &iat, &exp, &t.Revoked); err != nil {
+		var topics string
+		err := scan(&t.JTI, &t.Class, &t.Tenant, &t.Subject, &t.NodeID, &t.Scopes, &topics, &iat, &exp, &t.Revoked)
+		if t.Topics, err = readTopics(topics, err); err != nil {
 			return err
 		}
 		t.Issued, t.Expires = time.Unix(iat, 0).UTC(), time.Unix(exp, 0).UTC()

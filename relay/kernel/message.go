@@ -11,6 +11,9 @@ import (
 // Scopes are the permissions of a token.
 type Scopes interface{ Has(scope string) bool }
 
+// topicLimit is what Scopes implement that may be limited to topics of events.
+type topicLimit interface{ HasTopic(topic string) bool }
+
 // Caller is the authenticated identity that makes a request. The endpoint that checked the
 // token makes it, with the tenant of the token, and nobody changes it afterwards.
 type Caller struct {
@@ -28,6 +31,16 @@ type Caller struct {
 // Has reports whether the caller holds the scope; a caller without scopes holds none.
 func (c *Caller) Has(scope string) bool {
 	return c != nil && c.Scopes != nil && c.Scopes.Has(scope)
+}
+
+// HasTopic reports whether the caller may have to do with a topic of events, as far as it has the
+// scopes to. Scopes without limits to topics have all of them.
+func (c *Caller) HasTopic(topic string) bool {
+	if c == nil || c.Scopes == nil {
+		return false
+	}
+	limit, ok := c.Scopes.(topicLimit)
+	return !ok || limit.HasTopic(topic)
 }
 
 // Methods of a Request.
