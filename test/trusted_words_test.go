@@ -149,11 +149,22 @@ func checkSurfaces(t *testing.T, r *testRelay, token, version string) {
 		if isHostile(text) {
 			t.Errorf("%s: a list or the instructions have a board's words: %s", query, text)
 		}
-		if query != "" {
+		if query != "" && !strings.Contains(query, "flat") {
 			continue
 		}
-		// Every tool that the instructions name is one.
-		for _, name := range regexp.MustCompile(`\b(fleet|agents|tickets)\.[a-z]+`).FindAllString(instructions, -1) {
+		// Every tool that the instructions name is one, in the spelling that the client asked for.
+		dot, other := `\.`, "_"
+		if query != "" {
+			dot, other = "_", `\.`
+		}
+		if wrong := regexp.MustCompile(`\b(fleet|agents|tickets)` + other + `[a-z]+|}` + other + `{`).FindString(instructions); wrong != "" {
+			t.Errorf("%s: the instructions have %s", query, wrong)
+		}
+		names := regexp.MustCompile(`\b(fleet|agents|tickets)`+dot+`[a-z]+`).FindAllString(instructions, -1)
+		if len(names) < 8 {
+			t.Errorf("%s: the instructions name %v only", query, names)
+		}
+		for _, name := range names {
 			if _, err := c.cs.CallTool(context.Background(), &mcp.CallToolParams{Name: name, Arguments: map[string]any{"no such": 1}}); err != nil {
 				t.Errorf("the instructions name %s: %v", name, err)
 			}

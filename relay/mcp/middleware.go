@@ -71,6 +71,7 @@ func (t *tenant) middleware(next sdk.MethodHandler) sdk.MethodHandler {
 			res, err := next(ctx, method, req)
 			if d, ok := res.(*sdk.DiscoverResult); ok {
 				t.removeUnserved(x, d.Capabilities)
+				d.Instructions = x.spellInstructions(d.Instructions)
 			}
 			return res, err
 		case "logging/setLevel":
@@ -119,6 +120,7 @@ func (t *tenant) initialize(ctx context.Context, x *exchange, req sdk.Request, n
 	x.opened = s
 	if r, ok := res.(*sdk.InitializeResult); ok {
 		t.removeUnserved(x, r.Capabilities)
+		r.Instructions = x.spellInstructions(r.Instructions)
 	}
 	return res, nil
 }
