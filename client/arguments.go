@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"strings"
 
 	"agentctl/manifest"
@@ -70,13 +69,9 @@ func (c *Client) ToolArguments(ctx context.Context, tool string) (map[string]man
 	if !ok {
 		return nil, nil
 	}
-	params := map[string]any{"_meta": map[string]any{
-		"io.modelcontextprotocol/protocolVersion":    mcpVersion,
-		"io.modelcontextprotocol/clientInfo":         map[string]string{"name": "agentctl", "version": "1"},
-		"io.modelcontextprotocol/clientCapabilities": struct{}{},
-	}}
+	cursor := ""
 	for range maxToolPages {
-		page, err := c.listTools(ctx, plugin, params)
+		page, err := c.listTools(ctx, plugin, cursor)
 		if err != nil {
 			return nil, err
 		}
@@ -85,12 +80,18 @@ func (c *Client) ToolArguments(ctx context.Context, tool string) (map[string]man
 				return argumentTypes(page.Tools[i].InputSchema), nil
 			}
 		}
-		if page.NextCursor == "" {
+		if cursor = page.NextCursor; cursor == "" {
 			break
 		}
-		params["cursor"] = page.NextCursor
 	}
 	return nil, nil
+}
+
+// CheckToolset asks the relay whether it knows all words of a toolset: its plugins are words too. An
+// unknown word is an *Error with status 400, whose message has the words that the token may use.
+func (c *Client) CheckToolset(ctx context.Context, toolset string) error {
+	_, err := c.listTools(ctx, toolset, "")
+	return err
 }
 
 // mcpVersion is the version of MCP whose requests need no session.
@@ -105,15 +106,23 @@ type toolPage struct {
 	NextCursor string `json:"nextCursor"`
 }
 
-// listTools requests one page of the tools of a plugin. A token that may use none of them is refused
-// like an unknown plugin, and gets an empty page.
-func (c *Client) listTools(ctx context.Context, plugin string, params map[string]any) (*toolPage, error) {
+// listTools requests one page of the tools of a toolset. A token that may use no tool of a plugin is
+// refused as if the relay did not have it.
+func (c *Client) listTools(ctx context.Context, toolset, cursor string) (*toolPage, error) {
 	const method = "tools/list"
+	params := map[string]any{"_meta": map[string]any{
+		"io.modelcontextprotocol/protocolVersion":    mcpVersion,
+		"io.modelcontextprotocol/clientInfo":         map[string]string{"name": "agentctl", "version": "1"},
+		"io.modelcontextprotocol/clientCapabilities": struct{}{},
+	}}
+	if cursor != "" {
+		params["cursor"] = cursor
+	}
 	body, err := json.Marshal(map[string]any{"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL()+"/mcp?toolset="+url.QueryEscape(plugin), bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, MCPURL(c.URL(), toolset, false), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

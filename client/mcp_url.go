@@ -9,6 +9,9 @@ import (
 // (docs/fleet.md).
 const FleetToolset = "fleet"
 
+// Toolsets are the words of a toolset that every relay knows; the others are names of plugins.
+var Toolsets = []string{FleetToolset, "boards", "all"}
+
 // MCPURL returns the URL of a relay's MCP endpoint. base is the relay's URL; toolset selects the
 // listed tools, "" leaves the choice to the relay; flat asks for tool names without dots, which
 // some clients reject. Whatever is printed or written for an MCP client uses FleetToolset and

@@ -3,11 +3,17 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -65,8 +71,13 @@ func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint strin
 			return s, "", exit(exitUsage, "--relay %w", err)
 		}
 	}
+	toolsetHint, err := e.checkToolset(cmd.Context())
+	if err != nil {
+		return s, "", err
+	}
 	if e.http {
-		return e.httpServer(cmd)
+		s, hint, err = e.httpServer(cmd)
+		return s, joinHints(toolsetHint, hint), err
 	}
 	if s.Command, err = selfPath(); err != nil {
 		return s, "", err
@@ -86,7 +97,41 @@ func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint strin
 	if cmd.Flags().Changed("toolset") {
 		s.Args = append(s.Args, "--toolset", e.toolset)
 	}
-	return s, hint, nil
+	return s, joinHints(toolsetHint, hint), nil
+}
+
+// joinHints makes one hint of two, each on a line.
+func joinHints(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "\n" + b
+}
+
+// toolsetTimeout bounds the question of checkToolset to the relay.
+const toolsetTimeout = 5 * time.Second
+
+// checkToolset refuses a --toolset with a word that the relay does not know, before it is in a
+// client's file, where only the model would see the refusal. Only the relay knows its plugins. One that
+// cannot be asked now is no error: a client may be set up before its relay runs.
+func (e *mcpEntry) checkToolset(ctx context.Context) (hint string, err error) {
+	isPlugin := func(word string) bool { return !slices.Contains(client.Toolsets, word) }
+	if !slices.ContainsFunc(strings.Split(e.toolset, ","), isPlugin) {
+		return "", nil
+	}
+	rc, err := e.relay.client()
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, toolsetTimeout)
+		defer cancel()
+		err = rc.CheckToolset(ctx, e.toolset)
+	}
+	if refused := new(client.Error); errors.As(err, &refused) && refused.Status == http.StatusBadRequest {
+		return "", exit(exitUsage, "--toolset %s: %s", e.toolset, refused.Message)
+	}
+	if err != nil {
+		hint = fmt.Sprintf("the relay could not be asked whether it has the toolset %s: %v", e.toolset, err)
+	}
+	return hint, nil
 }
 
 // relayArgs adds the arguments of a relay that was named. A client starts the bridge in a
