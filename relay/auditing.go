@@ -38,6 +38,7 @@ func (r *Relay) recordDecision(rec kernel.Record) {
 // another record with the same trace id.
 func (r *Relay) beginChange(ctx context.Context, rec kernel.Record) error {
 	rec.Decision = kernel.Begun
+	rec.Target = r.logFilter.Clean(rec.Target) // text of an administrator's choice
 	return r.audit.Commit(ctx, &rec)
 }
 

@@ -53,8 +53,9 @@ import (
 //	Open ──> Run ── ctx ends, or a part fails ──> drain ──> Close
 //	     └─> Close, when Run is not called
 type Relay struct {
-	opt Options
-	log *zap.Logger
+	opt       Options
+	log       *zap.Logger
+	logFilter *stages.LogFilter // of log
 
 	// State on disk, and what watches it.
 	storage *storage.Monitor
@@ -145,13 +146,15 @@ func open(opt Options, damage error) (r *Relay, err error) {
 	if opt.Logger == nil {
 		opt.Logger = zap.NewNop()
 	}
+	logFilter := new(stages.LogFilter)
+	opt.Logger = logFilter.Wrap(opt.Logger)
 	if opt.Now == nil {
 		opt.Now = time.Now
 	}
 	if opt.Synchronized == nil {
 		opt.Synchronized = clock.NTPSynchronized
 	}
-	r = &Relay{opt: opt, log: opt.Logger, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamEngine: sse.NewEngine(), streamPool: edge.NewPool(maxStreams),
+	r = &Relay{opt: opt, log: opt.Logger, logFilter: logFilter, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamEngine: sse.NewEngine(), streamPool: edge.NewPool(maxStreams),
 		started: time.Now(), listSecret: rand.Text(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
 		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
 	for range min(runtime.GOMAXPROCS(0), 4) {
@@ -222,6 +225,9 @@ func (r *Relay) MetricsURL() string {
 	}
 	return "http://" + r.metricsListener.Addr().String() + "/metrics"
 }
+
+// Logger returns the relay's log, from which the stage redact removes secrets.
+func (r *Relay) Logger() *zap.Logger { return r.log }
 
 // Store returns the relay's identities.
 func (r *Relay) Store() *auth.Store { return r.store }

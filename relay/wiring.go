@@ -140,7 +140,7 @@ func (r *Relay) newKernel() (err error) {
 	r.metrics = newCounters()
 	r.kernel = kernel.New(kernel.Options{ExplainMissing: r.explainMissing, ExplainOffline: r.explainOffline, ExplainTimeout: r.explainTimeout, Audit: r.recordDecision, Log: r.queue})
 	r.stages, err = stages.New(r.kernel.Pipeline(), stages.Options{
-		Log: r.log, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
+		Log: r.log, LogFilter: r.logFilter, KeyDir: filepath.Join(r.opt.StateDir, keyDir), OnChange: func() {
 			if r.control != nil { // nil while the stages are made
 				r.control.MiddlewareChanged()
 			}

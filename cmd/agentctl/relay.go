@@ -138,7 +138,7 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 	r.OnReady(func() {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
 		daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
-		waitReloads = serveReloads(ctx, hup, log, "serving "+r.URL(), r.Reload)
+		waitReloads = serveReloads(ctx, hup, r.Logger(), "serving "+r.URL(), r.Reload)
 	})
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
 	err = r.Run(ctx)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"go.uber.org/zap"
 
@@ -19,6 +18,9 @@ import (
 type Options struct {
 	// Log receives the lines of the trace stage; nil: none.
 	Log *zap.Logger
+	// LogFilter is kept up to date with the enabled redact stages; nil: the lines of the trace stage alone
+	// are cleaned.
+	LogFilter *LogFilter
 	// KeyDir is the directory of the keys of sign. Without it sign cannot be enabled.
 	KeyDir string
 	// OnChange is called after each change of the list, by the goroutine that made it.
@@ -43,9 +45,6 @@ type Middleware = struct {
 type Manager struct {
 	pipe *pipeline.Pipeline[*kernel.Request, *kernel.Result]
 	env  env
-	// redactors are the enabled redact stages, which also clean log lines.
-	redactors atomic.Pointer[[]*redactor]
-
 	mu   sync.Mutex // protects rows; OnChange is called without it
 	rows []row      // in the order of the list; replaced, never changed in place
 	// listed are the entries that decide about lists, as JSON. mu protects it.
@@ -74,8 +73,10 @@ func New(p *pipeline.Pipeline[*kernel.Request, *kernel.Result], opt Options) (*M
 	if opt.Log == nil {
 		opt.Log = zap.NewNop()
 	}
+	if opt.LogFilter == nil {
+		opt.LogFilter = new(LogFilter)
+	}
 	m := &Manager{pipe: p, env: env{opt: opt}}
-	m.env.scrub = m.scrub
 	rows := make([]row, len(kinds))
 	for i, k := range kinds {
 		rows[i] = row{k, []line{{enabled: k.isOn}}}
@@ -283,23 +284,12 @@ func (m *Manager) swap(rows []row) error {
 		return invalid("order", err.Error())
 	}
 	m.rows, m.listed = rows, string(encode(listed))
-	m.redactors.Store(&redactors)
+	m.env.opt.LogFilter.redactors.Store(&redactors)
 	return nil
 }
 
 // pass is the Wrap function of a stage that is not configured, and so not enabled.
 func pass(next kernel.Handler) kernel.Handler { return next }
-
-// scrub removes the secrets from a log field. Log lines belong to no scope, so it applies
-// every enabled redact stage, whatever its scope.
-func (m *Manager) scrub(s string) string {
-	if list := m.redactors.Load(); list != nil {
-		for _, r := range *list {
-			s = r.clean(s)
-		}
-	}
-	return s
-}
 
 // kindNames lists the stages for messages, in their default order.
 func kindNames() string {

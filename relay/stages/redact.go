@@ -45,6 +45,8 @@ type redactor struct {
 	fields   map[string]bool
 	patterns []*regexp.Regexp
 	schemas  schemas
+	// assignments finds named fields with their values in text; nil: no fields.
+	assignments *regexp.Regexp
 }
 
 // newRedact makes the stage. Its default fields and patterns cover passwords, tokens, JWTs
@@ -81,6 +83,7 @@ func newRedact(_ *env, config []byte) (stage, error) {
 		}
 		r.patterns = append(r.patterns, re)
 	}
+	r.assignments = assignment(r.fields)
 	return r, nil
 }
 
@@ -205,8 +208,13 @@ var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.Al
 // json removes the secrets from one document. changed reports whether there were any; if
 // not, the caller keeps the original bytes.
 func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err error) {
+	return r.rewrite(doc, func(s string) string { return r.text(s, nested) })
+}
+
+// rewrite is json with a function that cleans strings and names.
+func (r *redactor) rewrite(doc []byte, clean func(string) string) (out []byte, changed bool, err error) {
 	var buf bytes.Buffer
-	w := r.newRewriter(doc, &buf, nested)
+	w := r.newRewriter(doc, &buf, clean)
 	if err := w.value(); err != nil {
 		return nil, false, err
 	}
@@ -219,7 +227,7 @@ func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err e
 // rewriter copies a JSON document token by token, without its secrets.
 type rewriter struct {
 	r       *redactor
-	nested  int
+	clean   func(string) string // of strings and names
 	dec     *jsontext.Decoder
 	enc     *jsontext.Encoder
 	changed bool
@@ -230,8 +238,8 @@ type rewriter struct {
 }
 
 // newRewriter copies doc to out.
-func (r *redactor) newRewriter(doc []byte, out *bytes.Buffer, nested int) *rewriter {
-	return &rewriter{r: r, nested: nested, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(out, lenient...)}
+func (r *redactor) newRewriter(doc []byte, out *bytes.Buffer, clean func(string) string) *rewriter {
+	return &rewriter{r: r, clean: clean, dec: jsontext.NewDecoder(bytes.NewReader(doc), lenient...), enc: jsontext.NewEncoder(out, lenient...)}
 }
 
 // value copies one value.
@@ -315,7 +323,7 @@ func (w *rewriter) member() error {
 
 // text removes the secrets from a string or a name, and notes whether there were any.
 func (w *rewriter) text(s string) string {
-	clean := w.r.text(s, w.nested)
+	clean := w.clean(s)
 	w.changed = w.changed || clean != s
 	return clean
 }

@@ -67,7 +67,7 @@ type textBlock struct {
 // typedJSON is json with values that keep their type, and the pointers of those that are no strings.
 func (r *redactor) typedJSON(doc []byte) (out []byte, pointers []jsontext.Pointer, err error) {
 	var buf bytes.Buffer
-	w := r.newRewriter(doc, &buf, 0)
+	w := r.newRewriter(doc, &buf, r.clean)
 	w.keepsTypes = true
 	if err := w.value(); err != nil {
 		return nil, nil, err

@@ -66,7 +66,6 @@ type kind struct {
 type env struct {
 	opt     Options
 	metrics Metrics
-	scrub   func(string) string // removes secrets from a log field
 }
 
 // Reasons for the order of the stages.

@@ -85,7 +85,7 @@ func (t *trace) fields(r *kernel.Request, res *kernel.Result, err error, took ti
 		if value == "" {
 			return
 		}
-		if value = t.env.scrub(value); len(value) > maxField {
+		if value = t.env.opt.LogFilter.Clean(value); len(value) > maxField {
 			value = value[:maxField]
 		}
 		fields = append(fields, zap.String(key, value))

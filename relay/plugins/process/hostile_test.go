@@ -99,7 +99,7 @@ func TestPluginThatDoesNotRead(t *testing.T) {
 func TestStderrFlood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		l := &lineLogger{log: zap.New(core)}
+		l := newLineLogger(zap.New(core))
 		for range 10_000 {
 			_, _ = l.Write([]byte("again\n"))
 		}

@@ -9,10 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
-	"unicode"
 
 	"go.uber.org/zap"
 
@@ -90,7 +88,7 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 		if err != nil {
 			return nil, err
 		}
-		cmd.Stderr = &lineLogger{log: log}
+		cmd.Stderr = newLineLogger(log)
 		cmd.WaitDelay = stopGrace // a child of the plugin may hold stderr open
 		if err := start(cmd); err != nil {
 			return nil, fmt.Errorf("start %s: %w", path, err)
@@ -129,61 +127,4 @@ func makeDataDir(dir string) error {
 		}
 	}
 	return nil
-}
-
-// Bounds of the log lines from a plugin's stderr.
-const (
-	maxLogLine  = 512 // bytes of a line
-	maxLogLines = 100 // a second
-)
-
-// lineLogger logs a plugin's stderr, line by line. It counts the lines beyond maxLogLines
-// and cuts the ones beyond maxLogLine. A last line without a line break is not logged.
-//
-// It needs no lock: os/exec copies stderr from one goroutine.
-type lineLogger struct {
-	log    *zap.Logger
-	line   []byte
-	second time.Time // when counting began
-	lines  int
-}
-
-// Write implements io.Writer. It never fails: a plugin must not end because of its log.
-func (l *lineLogger) Write(b []byte) (int, error) {
-	for _, c := range b {
-		switch {
-		case c == '\n':
-			l.logLine()
-			l.line = l.line[:0]
-		case len(l.line) >= maxLogLine: // the rest of a long line is not kept
-		default:
-			l.line = append(l.line, c)
-		}
-	}
-	return len(b), nil
-}
-
-// logLine logs the current line, unless there were too many in this second. The first line of
-// the next second reports how many were left out.
-func (l *lineLogger) logLine() {
-	if now := time.Now(); now.Sub(l.second) >= time.Second {
-		if l.lines > maxLogLines {
-			l.log.Warn("plugin wrote too much to stderr", zap.Int("lines_left_out", l.lines-maxLogLines))
-		}
-		l.second, l.lines = now, 0
-	}
-	if l.lines++; l.lines <= maxLogLines {
-		l.log.Info("plugin stderr", zap.String("line", printable(string(l.line))))
-	}
-}
-
-// printable replaces characters that could control a terminal: control characters, and those
-// that change the direction of writing.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsGraphic(r) {
-			return r
-		}
-		return '?'
-	}, s)
 }

@@ -1,0 +1,87 @@
+package process
+
+import (
+	"strings"
+	"time"
+	"unicode"
+
+	"go.uber.org/zap"
+)
+
+// Bounds of the log lines from a plugin's stderr.
+const (
+	maxLogLine  = 512      // bytes of a line
+	maxLogLines = 100      // a second
+	maxRawLine  = 16 << 10 // bytes of a line in which secrets are searched: a cut one would not be recognized
+)
+
+// lineLogger logs a plugin's stderr, line by line. It counts the lines beyond maxLogLines
+// and cuts the ones beyond maxLogLine. A last line without a line break is not logged.
+//
+// It needs no lock: os/exec copies stderr from one goroutine.
+type lineLogger struct {
+	log    *zap.Logger
+	filter func(line string, isLogged bool) string // removes secrets; it gets all lines
+	line   []byte
+	second time.Time // when counting began
+	lines  int
+}
+
+// lineFilterer is a core of a log that removes secrets from lines. A secret may have several lines, so
+// that each stream has a filter, in addition to what the core does with each line.
+type lineFilterer interface {
+	LineFilter() func(line string, isLogged bool) string
+}
+
+func newLineLogger(log *zap.Logger) *lineLogger {
+	l := &lineLogger{log: log, filter: func(line string, _ bool) string { return line }}
+	if c, ok := log.Core().(lineFilterer); ok {
+		l.filter = c.LineFilter()
+	}
+	return l
+}
+
+// Write implements io.Writer. It never fails: a plugin must not end because of its log.
+func (l *lineLogger) Write(b []byte) (int, error) {
+	for _, c := range b {
+		switch {
+		case c == '\n':
+			l.logLine()
+			if l.line = l.line[:0]; cap(l.line) > maxLogLine {
+				l.line = nil
+			}
+		case len(l.line) >= maxRawLine: // the rest of a long line is not kept
+		default:
+			l.line = append(l.line, c)
+		}
+	}
+	return len(b), nil
+}
+
+// logLine logs the current line, unless there were too many in this second. The first line of
+// the next second reports how many were left out.
+func (l *lineLogger) logLine() {
+	if now := time.Now(); now.Sub(l.second) >= time.Second {
+		if l.lines > maxLogLines {
+			l.log.Warn("plugin wrote too much to stderr", zap.Int("lines_left_out", l.lines-maxLogLines))
+		}
+		l.second, l.lines = now, 0
+	}
+	l.lines++
+	isLogged := l.lines <= maxLogLines
+	line := l.filter(string(l.line), isLogged)
+	if isLogged {
+		l.log.Info("plugin stderr", zap.String("line", printable(line[:min(len(line), maxLogLine)])))
+	}
+}
+
+// printable replaces characters that could control a terminal: control characters, and those
+// that change the direction of writing.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsGraphic(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
