@@ -18,6 +18,7 @@ func appendLine(b []byte, e *entry) []byte {
 	b = append(b, '"')
 	b = appendField(b, "tenant", r.Tenant)
 	b = appendField(b, "actor", r.Actor)
+	b = appendField(b, "via", r.Via)
 	if r.Address.IsValid() {
 		b = append(b, `,"address":"`...)
 		b = r.Address.Unmap().WithZone("").AppendTo(b)

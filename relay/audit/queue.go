@@ -31,7 +31,7 @@ type entry struct {
 // the whole string stays in memory.
 func (e *entry) cost() int {
 	r := &e.record
-	return max(minCost, 256+len(r.Tenant)+len(r.Actor)+len(r.Tool)+len(r.NodeID)+len(r.Target)+len(r.Reason)+len(r.TraceID))
+	return max(minCost, 256+len(r.Tenant)+len(r.Actor)+len(r.Via)+len(r.Tool)+len(r.NodeID)+len(r.Target)+len(r.Reason)+len(r.TraceID))
 }
 
 // commit is a record whose writer waits for the disk.

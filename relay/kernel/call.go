@@ -38,14 +38,16 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 		return nil, k.fail(ctx, r, rec, err)
 	}
 	k.Audit(rec)
-	k.logCall(r)
+	if !res.IsError && res.RPCError == nil {
+		k.logCall(r)
+	}
 	return res, nil
 }
 
 // Record returns the audit record of a served request. It holds only names with the
 // syntax of a tool name: others are text of the caller's choice.
 func (r *Request) Record() Record {
-	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, Address: r.Caller.Address, TraceID: r.TraceID, Decision: Allowed}
+	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, Via: r.Caller.Via, Address: r.Caller.Address, TraceID: r.TraceID, Decision: Allowed}
 	switch {
 	case r.Method == MethodRead:
 		rec.Reason = "read"

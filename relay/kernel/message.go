@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/netip"
+	"strings"
 
 	"agentctl/manifest"
 )
@@ -23,10 +24,24 @@ type Caller struct {
 	Address   netip.Addr // of its client, for the audit log; invalid: unknown
 	Transport string     // "http", "mcp", "stdio", "inproc"
 	Scopes    Scopes
+	// Via is the plugin that makes the request on behalf of Actor while it serves a call of Actor's,
+	// as an identity: "plugin:NAME". Empty: Actor makes it.
+	Via string
+	// Depth counts the plugins between the outermost caller and this request, at most MaxDepth.
+	Depth int
 	// Active returns why the identity is no longer valid (expired, revoked), or nil. A nil
 	// function means that it cannot end. Long streams call it once a second.
 	Active func() error
 }
+
+// MaxDepth bounds a chain of plugins that call each other, so that a loop ends.
+const MaxDepth = 4
+
+// PluginActor is the prefix of the identity of a plugin, "plugin:NAME".
+const PluginActor = "plugin:"
+
+// IsPlugin reports whether a plugin makes the request, for itself or for the caller that it serves.
+func (c *Caller) IsPlugin() bool { return c.Via != "" || strings.HasPrefix(c.Actor, PluginActor) }
 
 // Has reports whether the caller holds the scope; a caller without scopes holds none.
 func (c *Caller) Has(scope string) bool {
@@ -183,6 +198,7 @@ type Record struct {
 	Address  netip.Addr // of the caller's client; invalid: unknown
 	Tool     string     // only names that passed the name syntax
 	NodeID   string
+	Via      string // the plugin that made the request on behalf of Actor, see Caller.Via
 	Target   string // what an administrative change is about: a jti, an invite's prefix, a plugin, a stage
 	Decision Decision
 	Code     manifest.Code

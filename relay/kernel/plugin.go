@@ -72,7 +72,7 @@ type ToolInfo struct {
 	Streams      bool   // answers with a stream
 	// Inspects is set if a caller must also hold boards:inspect.
 	Inspects bool
-	// LogCalls offers each served call to Options.Log: ids, decision and code, never
+	// LogCalls offers each successful call to Options.Log: ids, decision and code, never
 	// arguments or results (RFC-0005 §12). Plugins with domain events append those
 	// instead.
 	LogCalls bool

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -146,6 +147,8 @@ type conn struct {
 	listsChanged chan struct{}
 	relisting    sync.WaitGroup // followLists
 
+	bus *busConn // nil: the plugin asks for nothing
+
 	mu        sync.Mutex // protects the fields below
 	lastToken int64
 	progress  map[int64]progressFollower
@@ -178,6 +181,7 @@ type serverInfo struct {
 // fails or reaches its end.
 func newConn(p *Plugin, ch *lineChannel) *conn {
 	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
+	c.bus = p.bus.attach(c)
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
@@ -317,10 +321,13 @@ func (c *conn) onNotification(req *jrpc2.Request) {
 	}
 }
 
-// onRequest answers a request of the plugin. Plugins may ping the relay and nothing else.
+// onRequest answers a request of the plugin: a ping, or one for the bus.
 func (c *conn) onRequest(_ context.Context, req *jrpc2.Request) (any, error) {
 	if req.Method() == "ping" {
 		return struct{}{}, nil
+	}
+	if strings.HasPrefix(req.Method(), busPrefix) {
+		return c.bus.handle(req)
 	}
 	return nil, jrpc2.Errorf(jrpc2.MethodNotFound, "the relay offers plugins no %s", "such method")
 }
@@ -332,4 +339,5 @@ func (c *conn) close() {
 	_ = c.rpc.Close()
 	<-c.ended
 	c.relisting.Wait()
+	c.bus.close()
 }

@@ -46,6 +46,11 @@ var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas"
 // A folder with neither an executable nor a socket is refused. Of a socket only its existence
 // is checked: the relay runs nothing of it, and the folder's owner decides which one it is.
 func (h *Host) open(name string) (s source, err error) {
+	if b, ok := h.o.Bundled[name]; ok {
+		s, err = h.source(name, b.Manifest)
+		s.dial = b.dial(h.log.With(zap.String("plugin", name)))
+		return s, err
+	}
 	if h.o.Dir == "" {
 		return s, errors.New("the relay has no plugin directory; set one with --plugin-dir")
 	}
@@ -69,6 +74,15 @@ func (h *Host) open(name string) (s source, err error) {
 	if err != nil {
 		return s, err
 	}
+	if s, err = h.source(name, raw); err != nil {
+		return s, err
+	}
+	s.dial, err = h.dialer(root, s.manifest, s.declared)
+	return s, err
+}
+
+// source reads the manifest of a plugin of that name. dial is still to be set.
+func (h *Host) source(name string, raw []byte) (s source, err error) {
 	m, declared, err := parse(raw)
 	if err != nil {
 		return s, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
@@ -80,11 +94,7 @@ func (h *Host) open(name string) (s source, err error) {
 	if err != nil {
 		return s, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 	}
-	dial, err := h.dialer(root, m, declared)
-	if err != nil {
-		return s, err
-	}
-	return source{manifest: m, declared: declared, digest: Digest(raw), dial: dial, tools: declared.serverTools(), templates: templates, kernel: h.o.Kernel, events: h.o.Log}, nil
+	return source{manifest: m, declared: declared, digest: Digest(raw), tools: declared.serverTools(), templates: templates, kernel: h.o.Kernel, events: h.o.Log, bus: h.o.Bus}, nil
 }
 
 // dialer decides how a plugin is reached: at the socket of its service, by starting its

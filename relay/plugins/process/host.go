@@ -45,6 +45,10 @@ type Options struct {
 	// Private are the files and folders that plugins must not reach: the relay's state directory
 	// and keys. Dir and DataDir may lie in them.
 	Private []string
+	// Bundled are plugins of the relay's binary, by name. A folder of the same name is ignored.
+	Bundled map[string]Bundled
+	// Bus gives plugins what they ask for and an operator has allowed; nil: nothing.
+	Bus *Bus
 	// NoSandbox starts executables without a sandbox: they may do what the relay may.
 	NoSandbox bool
 }

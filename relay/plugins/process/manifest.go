@@ -241,6 +241,7 @@ func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {
 		m.Tools = append(m.Tools, &kernel.Tool{Name: t.Name, ToolInfo: &kernel.ToolInfo{
 			Title: t.Title, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,
 			Hints: t.Annotations.hints(), Scope: p.scope(t.Capability, len(p.Capabilities)-1),
+			LogCalls: t.Annotations.hints()&kernel.HintReadOnly == 0, // it may change something
 		}})
 	}
 	for _, r := range p.Resources {

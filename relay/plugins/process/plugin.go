@@ -46,6 +46,7 @@ type source struct {
 	templates []template
 	kernel    *kernel.Kernel
 	events    kernel.Log // nil: none
+	bus       *Bus       // nil: there is none
 }
 
 var (
@@ -133,6 +134,11 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	if token != 0 {
 		meta["progressToken"] = token
 	}
+	callToken, end := c.bus.begin(ctx, r.Caller, r.TraceID)
+	defer end()
+	if callToken != "" {
+		meta[busCallKey] = callToken
+	}
 	raw, err := c.call(ctx, "tools/call", map[string]any{"name": p.serverName(r.Target().Name), "arguments": r.Arguments, "_meta": meta})
 	if err != nil {
 		return callError(ctx, c, err)
@@ -171,12 +177,18 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 }
 
 // Read implements kernel.Reader. The plugin must answer with one content; a JSON-RPC error is a fault here, since a Reader has no other form for it.
-func (p *Plugin) Read(ctx context.Context, _ *kernel.Caller, uri string) ([]byte, error) {
+func (p *Plugin) Read(ctx context.Context, caller *kernel.Caller, uri string) ([]byte, error) {
 	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	raw, err := c.call(ctx, "resources/read", map[string]any{"uri": serverURI(p.manifest.Name, uri)})
+	params := map[string]any{"uri": serverURI(p.manifest.Name, uri)}
+	callToken, end := c.bus.begin(ctx, caller, "")
+	defer end()
+	if callToken != "" {
+		params["_meta"] = map[string]any{busCallKey: callToken}
+	}
+	raw, err := c.call(ctx, "resources/read", params)
 	if err != nil {
 		if _, err = callError(ctx, c, err); err == nil { // a JSON-RPC error
 			err = internal("plugin_error", "the plugin refused to read this resource")

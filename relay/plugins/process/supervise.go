@@ -72,6 +72,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	p.log.Info("plugin is up", zap.String("mcp", c.version))
 	p.setState(c, nil)
 	p.watches.attach(ctx, c)
+	c.bus.announce()
 	select {
 	case <-c.ended:
 		err = errors.New("its connection ended")
