@@ -64,7 +64,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		r.openStream(w, req, kr, res.Stream)
 		return
 	}
-	r.answerCall(w, kr, res)
+	r.answerCall(w, req, kr, res)
 }
 
 // readCall fills kr from a request, or returns the error and its status. held is what the body
@@ -125,7 +125,7 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 // answerCall writes the result of a unary call: structured content as it is, else the
 // content blocks as {"content":[...]}, with "isError":true after them if the tool reports a failure.
 // Such a failure has the status of its code.
-func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kernel.Result) {
+func (r *Relay) answerCall(w http.ResponseWriter, req *http.Request, kr *kernel.Request, res *kernel.Result) {
 	if res.RPCError != nil {
 		e := rpcErrorEnvelope(res.RPCError)
 		r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
@@ -135,15 +135,20 @@ func (r *Relay) answerCall(w http.ResponseWriter, kr *kernel.Request, res *kerne
 	if len(body) == 0 {
 		body, _ = json.Marshal(contentBody{append([]json.RawMessage{}, res.Content...), res.IsError}) // cannot fail: the kernel's own JSON
 	}
+	status := http.StatusOK
+	if res.IsError {
+		status = toolErrorStatus(body)
+	}
 	h := w.Header()
+	body = edge.CompressLarge(h, req, body)
 	h["Content-Type"] = contentJSON
 	h["Cache-Control"] = noStore
 	h["Content-Length"] = []string{strconv.Itoa(len(body))}
 	if len(res.Meta) > 0 && len(res.Meta) <= maxMetaSize {
 		h.Set(metaHeader, string(res.Meta))
 	}
-	if res.IsError {
-		w.WriteHeader(toolErrorStatus(body))
+	if status != http.StatusOK {
+		w.WriteHeader(status)
 	}
 	_, _ = w.Write(body)
 }

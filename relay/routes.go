@@ -194,7 +194,13 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 			rows = append(rows, row{ref, r.URL() + "/schemas/" + strings.TrimPrefix(ref, "mcp://schemas/")})
 		}
 		h.Set("Cache-Control", "public, max-age=300")
-		writeJSON(w, map[string]any{"schemas": rows})
+		b, err := json.Marshal(map[string]any{"schemas": rows})
+		if err != nil {
+			http.Error(w, "internal error", http.StatusInternalServerError)
+			return
+		}
+		h.Set("Content-Type", "application/json")
+		writeWhole(w, edge.Compress(h, req, append(b, '\n')))
 		return
 	}
 	s, ok := manifest.Schema(name)
@@ -204,7 +210,7 @@ func (r *Relay) schemas(w http.ResponseWriter, req *http.Request) {
 	}
 	h.Set("Content-Type", "application/schema+json")
 	h.Set("Cache-Control", "public, max-age=86400, immutable") // a version never changes
-	writeWhole(w, s)
+	writeWhole(w, edge.Compress(h, req, s))
 }
 
 // resourceMetadata shows a client without a token where and how /mcp takes one (RFC 9728).

@@ -1,8 +1,10 @@
 package test
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -220,5 +222,67 @@ func wantSignal(t *testing.T, what string, c chan struct{}) {
 	case <-c:
 	case <-time.After(5 * time.Second):
 		t.Errorf("%s: no list_changed", what)
+	}
+}
+
+// TestCompressedAnswers: large JSON answers have gzip for clients that accept it, small ones, event
+// streams and answers about tokens have not.
+func TestCompressedAnswers(t *testing.T) {
+	r := newTestRelay(t, withVault)
+	admin := r.admin()
+	for range 40 {
+		r.agentOf(auth.DefaultTenant)
+	}
+	plain := r.call("vault.large", `{}`)
+	if plain.status != http.StatusOK || plain.header.Get("Content-Encoding") != "" || len(plain.body) < 10_000 {
+		t.Fatalf("without Accept-Encoding: %d %v", plain.status, plain.header)
+	}
+	get := func(path string) func(string) *answer {
+		return func(accept string) *answer {
+			return r.do(http.MethodGet, path, "", map[string]string{"Authorization": "Bearer " + admin, "Accept-Encoding": accept})
+		}
+	}
+	modern := func(accept string) *answer {
+		return r.do(http.MethodPost, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"vault.large","_meta":{`+
+			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}}}`,
+			r.headers("Accept", "application/json, text/event-stream", "Mcp-Protocol-Version", "2026-07-28", "Mcp-Method", "tools/call", "Mcp-Name", "vault.large", "Accept-Encoding", accept))
+	}
+	for _, tt := range []struct {
+		name, accept string
+		do           func(accept string) *answer
+		want         bool
+	}{
+		{"a call", "gzip", func(a string) *answer { return r.call("vault.large", `{}`, "Accept-Encoding", a) }, true},
+		{"a call with weights", "br;q=1, gzip;q=0.2", func(a string) *answer { return r.call("vault.large", `{}`, "Accept-Encoding", a) }, true},
+		{"a call that refuses it", "gzip;q=0", func(a string) *answer { return r.call("vault.large", `{}`, "Accept-Encoding", a) }, false},
+		{"a call that prefers plain", "identity, gzip;q=0.5", func(a string) *answer { return r.call("vault.large", `{}`, "Accept-Encoding", a) }, false},
+		{"a small call", "gzip", func(a string) *answer { return r.call("vault.get", `{}`, "Accept-Encoding", a) }, false},
+		{"a modern call", "gzip", modern, true},
+		{"the schemas", "gzip", get("/schemas/"), true},
+		{"tokens", "gzip", get("/v1/tokens"), false},
+		{"invites", "gzip", get("/v1/invites"), false},
+		{"a nonce", "gzip", get("/v1/enroll"), false},
+	} {
+		a := tt.do(tt.accept)
+		body := a.body
+		if packed := a.header.Get("Content-Encoding") == "gzip"; packed != tt.want || a.status != http.StatusOK {
+			t.Errorf("%s: %d %v, want gzip: %t", tt.name, a.status, a.header, tt.want)
+		} else if packed {
+			zr, err := gzip.NewReader(strings.NewReader(a.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, err := io.ReadAll(zr)
+			if err != nil || len(data) < len(a.body) || a.header.Get("Vary") != "Accept-Encoding" {
+				t.Errorf("%s: %d bytes of %d, %v, Vary %q", tt.name, len(a.body), len(data), err, a.header.Get("Vary"))
+			}
+			body = string(data)
+		}
+		if strings.HasPrefix(tt.name, "a call") && body != plain.body {
+			t.Errorf("%s: another body: %.100s", tt.name, body)
+		}
+		if !json.Valid([]byte(body)) {
+			t.Errorf("%s: not JSON: %.100s", tt.name, body)
+		}
 	}
 }

@@ -47,13 +47,8 @@ func (t *tenant) isDirect(x *exchange, m *envelope) (name string, tool *kernel.T
 }
 
 // isList has the methods whose results are lists of the kernel. Their results are compressed for
-// clients that accept gzip: a page of 200 tools is 300 KB, and its schemas are those of every board
-// of a model.
-//
-// No other results are. One with a secret beside text of somebody else's choice must not be
-// compressed, since its length then reveals something about the secret (the BREACH attack). These lists hold
-// names, descriptions, schemas and URIs, which are no secrets, and no cookie authenticates a
-// request, so a page of another site cannot have a browser send one.
+// clients that accept gzip also in a session, where each is one event: a page of 200 tools is 300 KB,
+// and its schemas are those of every board of a model. Other events are never compressed.
 var isList = map[string]bool{"tools/list": true, "resources/list": true}
 
 // sessionVersions are the protocol versions that the header of a request in a session may name.
@@ -132,8 +127,8 @@ func (t *tenant) serveDirect(w http.ResponseWriter, r *http.Request, x *exchange
 		return true // nobody reads it
 	}
 	b := appendResponse(nil, m.id, body, err)
-	if isList[m.method] && err == nil {
-		b = edge.Compress(w.Header(), r, b)
+	if err == nil {
+		b = edge.CompressLarge(w.Header(), r, b)
 	}
 	writeResponse(w, b, err)
 	return true

@@ -498,8 +498,8 @@ func TestDirectPanic(t *testing.T) {
 	}
 }
 
-// TestListCompressed: both lists are compressed in both eras for clients that accept it, and no
-// other answer is.
+// TestListCompressed: both lists are compressed in both eras for clients that accept it; of the other
+// answers those of 2 KiB or more, where they are JSON and not events.
 func TestListCompressed(t *testing.T) {
 	e := newEnv(t, Options{})
 	for i := range 100 {
@@ -509,15 +509,17 @@ func TestListCompressed(t *testing.T) {
 	tool := "sysecho.01j8zz3f0v4q7k2m9x5c1b0001.echo.invoke"
 	for _, tt := range []struct {
 		method, params string
-		want           bool
+		legacy, modern bool // compressed
 	}{
-		{"tools/list", `{}`, true}, {"resources/list", `{}`, true}, {"tools/list", `{"cursor":"wrong"}`, false},
-		{"tools/call", `{"name":"` + tool + `","arguments":{"message":"` + strings.Repeat("x", 5000) + `"}}`, false},
-		{"resources/read", `{"uri":"mcp://devices/01j8zz3f0v4q7k2m9x5c1b0001/metrics.json"}`, false},
+		{"tools/list", `{}`, true, true}, {"resources/list", `{}`, true, true}, {"tools/list", `{"cursor":"wrong"}`, false, false},
+		{"tools/call", `{"name":"` + tool + `","arguments":{"message":"` + strings.Repeat("x", 5000) + `"}}`, false, true},
+		{"tools/call", `{"name":"` + tool + `","arguments":{"message":"short"}}`, false, false},
+		{"resources/read", `{"uri":"mcp://devices/01j8zz3f0v4q7k2m9x5c1b0001/metrics.json"}`, false, false},
 	} {
 		for _, version := range []string{legacyEra, modernEra} {
-			head, params := sessionHead("", id), tt.params
+			head, params, want := sessionHead("", id), tt.params, tt.legacy
 			if version == modernEra {
+				want = tt.modern
 				head = map[string]string{"Mcp-Protocol-Version": modernEra, "Mcp-Method": tt.method}
 				if tt.method == "tools/call" {
 					head["Mcp-Name"] = tool
@@ -533,11 +535,11 @@ func TestListCompressed(t *testing.T) {
 			read := func(res *http.Response) string { return traceID.ReplaceAllString(readAll(t, res), "TRACE") }
 			plain := read(e.do("POST", with(head, "Accept-Encoding", "identity"), body))
 			unpacked := e.do("POST", head, body) // Go's client asks for gzip, and unpacks it
-			if got := read(unpacked); unpacked.Uncompressed != tt.want || got != plain || !strings.Contains(got, `"jsonrpc":"2.0"`) {
-				t.Errorf("%s %s %s: compressed %v, want %v; %d bytes, %d plain", version, tt.method, tt.params, unpacked.Uncompressed, tt.want, len(got), len(plain))
+			if got := read(unpacked); unpacked.Uncompressed != want || got != plain || !strings.Contains(got, `"jsonrpc":"2.0"`) {
+				t.Errorf("%s %s %s: compressed %v, want %v; %d bytes, %d plain", version, tt.method, tt.params, unpacked.Uncompressed, want, len(got), len(plain))
 			}
 			packed := e.do("POST", with(head, "Accept-Encoding", "gzip"), body)
-			if size := len(readAll(t, packed)); (packed.Header.Get("Content-Encoding") == "gzip") != tt.want || tt.want && size > len(plain)/5 {
+			if size := len(readAll(t, packed)); (packed.Header.Get("Content-Encoding") == "gzip") != want || want && size > len(plain)/5 {
 				t.Errorf("%s %s: %v, %d bytes of %d", version, tt.method, packed.Header, size, len(plain))
 			}
 		}

@@ -74,9 +74,9 @@
 //
 // # Compression
 //
-// Answers to tools/list and resources/list of 2 KiB or more have gzip if the client accepts it
-// (edge.Compress): every board of a model has the same schemas. Nothing else is compressed
-// (isList).
+// A modern answer in JSON of 2 KiB or more has gzip if the client accepts it (edge.Compress). Of the
+// events of a session only those that answer tools/list and resources/list have: every board of a model
+// has the same schemas (isList).
 //
 // # Restarts
 //

@@ -61,7 +61,7 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 	switch {
 	case isPlain && x.tenant.serveDirect(w, r, x, &msgs[0]):
 	case isPlain:
-		x.tenant.mux.serve(w, x, &msgs[0])
+		x.tenant.mux.serve(w, r, x, &msgs[0])
 	case !isBatch && msgs[0].method == "subscriptions/listen":
 		h.stream(w, r, x, func(w http.ResponseWriter) { serveSDK(h.modern, w, r, x, body) })
 	default:

@@ -172,7 +172,7 @@ func isPlainRequest(r *http.Request, m *envelope) bool {
 
 // serve answers one plain modern request: with JSON, or with a stream of events if the
 // handler sends notifications before its response.
-func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
+func (m *requestMux) serve(w http.ResponseWriter, r *http.Request, x *exchange, e *envelope) {
 	n := m.lastID.Add(1)
 	id, _ := jsonrpc.MakeID(float64(n))
 	params := e.sdkParams()
@@ -187,7 +187,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 		delete(m.pending, n)
 		m.mu.Unlock()
 	}()
-	out := muxResponse{w: w, rc: http.NewResponseController(w)}
+	out := muxResponse{w: w, r: r, rc: http.NewResponseController(w)}
 	defer out.clearDeadline()
 	// in is nil after the message was taken: a send on a nil channel is never ready.
 	in, msg := m.in, &jsonrpc.Request{ID: id, Method: e.method, Params: params, Extra: &sdk.RequestExtra{TokenInfo: tokenInfo(x)}}
@@ -225,6 +225,7 @@ func (m *requestMux) serve(w http.ResponseWriter, x *exchange, e *envelope) {
 // muxResponse writes the response of a plain request. It is JSON until the first event.
 type muxResponse struct {
 	w           http.ResponseWriter
+	r           *http.Request
 	rc          *http.ResponseController
 	isStream    bool
 	deadlineSet bool
@@ -263,6 +264,9 @@ func (a *muxResponse) writeResponse(id []byte, resp *jsonrpc.Response) {
 	if a.isStream {
 		_ = a.writeEvent(b)
 		return
+	}
+	if resp.Error == nil {
+		b = edge.CompressLarge(a.w.Header(), a.r, b)
 	}
 	writeResponse(a.w, b, resp.Error)
 }

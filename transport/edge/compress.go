@@ -5,13 +5,14 @@ import (
 	"compress/gzip"
 	"net/http"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 )
 
-// minCompress is the size in bytes from which a body is compressed: a smaller one fits into
+// MinCompress is the size in bytes from which a body is compressed: a smaller one fits into
 // one TCP segment or two anyway.
-const minCompress = 2 << 10
+const MinCompress = 2 << 10
 
 var (
 	// gzipSlots bounds how many bodies are compressed at a time, because a gzip.Writer holds
@@ -20,6 +21,15 @@ var (
 	// gzipWriters are reused.
 	gzipWriters sync.Pool // of *gzip.Writer
 )
+
+// CompressLarge is Compress for a body that no cache keeps: one below MinCompress is returned at once,
+// without a Vary header.
+func CompressLarge(h http.Header, r *http.Request, body []byte) []byte {
+	if len(body) < MinCompress {
+		return body
+	}
+	return Compress(h, r, body)
+}
 
 // Compress prepares a response body for the client of r: it returns the body with gzip, and says so
 // in the headers h, if the client accepts that and the body is 2 KiB or larger. Otherwise it returns
@@ -33,7 +43,7 @@ var (
 // and see its length can guess the secret (the BREACH attack).
 func Compress(h http.Header, r *http.Request, body []byte) []byte {
 	h.Add("Vary", "Accept-Encoding")
-	if len(body) < minCompress || !AcceptsGzip(strings.Join(r.Header["Accept-Encoding"], ",")) {
+	if len(body) < MinCompress || !AcceptsGzip(strings.Join(r.Header["Accept-Encoding"], ",")) {
 		return body
 	}
 	select {
@@ -62,17 +72,37 @@ func Compress(h http.Header, r *http.Request, body []byte) []byte {
 // gzipTag replaces the closing quote in the ETag of a compressed body.
 const gzipTag = `-gzip"`
 
-// AcceptsGzip reports whether a list like that of the Accept-Encoding header names gzip. It ignores
-// "*", which RFC 9110 allows: a client that sends it may not expect gzip.
+// AcceptsGzip reports whether a list like that of the Accept-Encoding header names gzip, and does not
+// prefer identity by a higher weight (RFC 9110 §12.5.3). It ignores "*", which the RFC allows: a client
+// that sends it may not expect gzip.
 func AcceptsGzip(list string) bool {
+	gzip, identity := 0.0, 0.0
 	for item := range strings.SplitSeq(list, ",") {
-		coding, weight, _ := strings.Cut(item, ";")
-		q, hasWeight := strings.CutPrefix(strings.TrimSpace(weight), "q=")
-		if strings.EqualFold(strings.TrimSpace(coding), "gzip") && !(hasWeight && strings.Trim(q, "0.") == "") {
-			return true
+		coding, parameter, _ := strings.Cut(item, ";")
+		switch coding = strings.TrimSpace(coding); {
+		case strings.EqualFold(coding, "gzip"), strings.EqualFold(coding, "x-gzip"):
+			gzip = max(gzip, weight(parameter))
+		case strings.EqualFold(coding, "identity"):
+			identity = weight(parameter)
 		}
 	}
-	return false
+	return gzip > 0 && gzip >= identity
+}
+
+// weight returns the value of a q parameter: 1 for none, 0 for one that is malformed.
+func weight(parameter string) float64 {
+	parameter = strings.TrimSpace(parameter)
+	if parameter == "" {
+		return 1
+	}
+	if len(parameter) < 3 || !strings.EqualFold(parameter[:2], "q=") {
+		return 0
+	}
+	q, err := strconv.ParseFloat(parameter[2:], 64)
+	if err != nil || !(q >= 0 && q <= 1) {
+		return 0
+	}
+	return q
 }
 
 // NotModified sets the ETag header to etag, a strong entity tag with its quotes. If the client of r

@@ -16,6 +16,9 @@ func TestAcceptsGzip(t *testing.T) {
 	for list, want := range map[string]bool{
 		"": false, "gzip": true, "GZip": true, "br, gzip": true, "gzip;q=0.5": true, "deflate,gzip; q=1": true,
 		"gzip;q=0": false, "gzip; q=0.000": false, "identity": false, "*": false, "x-gzipped": false,
+		"x-gzip": true, "gzip;Q=0": false, "gzip;q=0.1, identity;q=0.5": false, "identity;q=0.5, gzip;q=0.5": true, "gzip, identity": true,
+		"gzip;q=1, identity;q=0": true, "gzip;q=2": false, "gzip;q=nan": false, "gzip;q=-1": false, "gzip;q": false, "gzip;level=1": false, "gzip;q=0, x-gzip": true,
+		"gzip ; q=0.001": true,
 	} {
 		if AcceptsGzip(list) != want {
 			t.Errorf("AcceptsGzip(%q) = %t", list, !want)
@@ -35,7 +38,7 @@ func compressed(t *testing.T, accept string, body []byte) (http.Header, []byte) 
 }
 
 func TestCompress(t *testing.T) {
-	small, large := []byte(strings.Repeat("x", minCompress-1)), []byte(strings.Repeat(`{"a":1},`, 10_000))
+	small, large := []byte(strings.Repeat("x", MinCompress-1)), []byte(strings.Repeat(`{"a":1},`, 10_000))
 	for _, plain := range []struct {
 		accept string
 		body   []byte
@@ -43,6 +46,15 @@ func TestCompress(t *testing.T) {
 		h, out := compressed(t, plain.accept, plain.body)
 		if !bytes.Equal(out, plain.body) || h.Get("Content-Encoding") != "" || h.Get("ETag") != `"r1"` || h.Get("Vary") != "Accept-Encoding" {
 			t.Errorf("accept %q, %d bytes: %d bytes with %v", plain.accept, len(plain.body), len(out), h)
+		}
+	}
+	// What no cache keeps has Vary only if it may have been compressed.
+	for _, body := range [][]byte{small, large} {
+		h := http.Header{}
+		r := httptest.NewRequest("POST", "/", nil)
+		r.Header.Set("Accept-Encoding", "gzip")
+		if out := CompressLarge(h, r, body); (len(out) < len(body)) != (len(body) >= MinCompress) || (h.Get("Vary") != "") != (len(body) >= MinCompress) {
+			t.Errorf("CompressLarge: %d bytes of %d, %v", len(out), len(body), h)
 		}
 	}
 	// More at a time than there are slots and pooled writers.
@@ -80,7 +92,7 @@ func TestCompressCanceled(t *testing.T) {
 	cancel()
 	r := httptest.NewRequestWithContext(ctx, "GET", "/", nil)
 	r.Header.Set("Accept-Encoding", "gzip")
-	h, body := http.Header{}, make([]byte, minCompress)
+	h, body := http.Header{}, make([]byte, MinCompress)
 	if out := Compress(h, r, body); !bytes.Equal(out, body) || h.Get("Content-Encoding") != "" {
 		t.Errorf("%d bytes with %v", len(out), h)
 	}
