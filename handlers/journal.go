@@ -9,6 +9,7 @@ import (
 
 	"agentctl/journal"
 	"agentctl/manifest"
+	"agentctl/unixrpc"
 )
 
 // defaultLines is how many lines a page of system.journal has by default.
@@ -58,9 +59,9 @@ func (j *Journal) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 		return page, nil, nil
 	case errors.As(err, &refused) && refused.Code == journal.CodeCursor:
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "argument cursor: not of this journal, or its lines are gone")
-	case errors.Is(err, journal.ErrNoHelper):
+	case errors.Is(err, unixrpc.ErrNoHelper):
 		return nil, nil, manifest.E(manifest.Internal, "the journal's helper cannot be reached; on the board try: systemctl status agentctl-journal.socket")
-	case errors.Is(err, journal.ErrNoAnswer):
+	case errors.Is(err, unixrpc.ErrNoAnswer):
 		return nil, nil, manifest.E(manifest.Internal, "the journal's helper gave no answer; call again, or on the board try: journalctl -u 'agentctl-journal@*'")
 	case timed.Err() != nil:
 		return nil, nil, manifest.E(manifest.DeadlineExceeded, "the journal's helper did not answer in time")

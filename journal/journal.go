@@ -9,11 +9,10 @@
 // what it reads, masks what looks like a secret, and kills journalctl when the time is up or
 // the daemon hangs up. A compromised daemon therefore gets no more than pages of redacted lines.
 //
-// A connection carries one request and one answer, each a line of JSON.
+// A connection carries one request and one answer (package unixrpc).
 package journal
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -30,10 +29,9 @@ const (
 
 // Bounds of the helper.
 const (
-	maxRequest  = 4 << 10  // bytes of a request
-	maxAnswer   = 48 << 10 // bytes of an answer: a page and what is around it
-	maxLine     = 256 << 10
-	requestTime = 5 * time.Second // for the request to arrive
+	maxRequest = 4 << 10  // bytes of a request
+	maxAnswer  = 48 << 10 // bytes of an answer: a page and what is around it
+	maxLine    = 256 << 10
 	// MaxTime bounds the work of a helper for one request.
 	MaxTime = 5 * time.Second
 )
@@ -85,12 +83,6 @@ const (
 
 // Error describes e.
 func (e *Error) Error() string { return "journal helper: " + e.Text }
-
-// Errors of Query.
-var (
-	ErrNoHelper = errors.New("journal: the helper's socket does not answer; try: systemctl status agentctl-journal.socket")
-	ErrNoAnswer = errors.New("journal: the helper gave no answer: it has too many requests, or failed; try: journalctl -u 'agentctl-journal@*'")
-)
 
 // priorities are the names of syslog's priorities, by number.
 var priorities = []string{"emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"}

@@ -16,30 +16,15 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/unixrpc"
+	"agentctl/unixrpc/unixrpctest"
 )
 
 // startHelper serves one connection after the other on a socket, as systemd does.
 func startHelper(t *testing.T, scenario string) (socket, program string) {
 	t.Helper()
 	program = journalctl(t, scenario)
-	socket = filepath.Join(filepath.Dir(program), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = Serve(t.Context(), conn, program)
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	return socket, program
+	return unixrpctest.Listen(t, func(conn net.Conn) { _ = Serve(t.Context(), conn, program) }), program
 }
 
 // ask returns the page of a request, which has to fit the schema.
@@ -209,7 +194,7 @@ func TestDisconnect(t *testing.T) {
 	daemon, helper := net.Pipe()
 	done := make(chan error, 1)
 	go func() { done <- Serve(t.Context(), helper, program) }()
-	if err := encode(daemon, Request{Limit: 1, TimeoutMS: MaxTime.Milliseconds()}); err != nil {
+	if err := unixrpc.Encode(daemon, Request{Limit: 1, TimeoutMS: MaxTime.Milliseconds()}); err != nil {
 		t.Fatal(err)
 	}
 	child := filepath.Join(filepath.Dir(program), "child")
@@ -266,8 +251,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	var e *Error
-	gone, _ := startHelper(t, "ten")
-	program := filepath.Join(filepath.Dir(gone), "journalctl-ten")
+	gone, program := startHelper(t, "ten")
 	if err := os.Remove(program); err != nil {
 		t.Fatal(err)
 	}
@@ -279,7 +263,7 @@ func TestRefusals(t *testing.T) {
 // TestQueryFails checks the daemon's side without a helper, and with one that is silent.
 func TestQueryFails(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
-	if _, err := Query(t.Context(), socket, &Request{}); !errors.Is(err, ErrNoHelper) {
+	if _, err := Query(t.Context(), socket, &Request{}); !errors.Is(err, unixrpc.ErrNoHelper) {
 		t.Errorf("no socket: %v", err)
 	}
 	silent, err := net.Listen("unix", socket+"-silent")
@@ -301,7 +285,7 @@ func TestQueryFails(t *testing.T) {
 		text string
 		want func(error) bool
 	}{
-		{"", func(err error) bool { return errors.Is(err, ErrNoAnswer) }},
+		{"", func(err error) bool { return errors.Is(err, unixrpc.ErrNoAnswer) }},
 		{"nonsense", func(err error) bool { return err != nil }},
 		{strings.Repeat(" ", maxAnswer) + "{}", func(err error) bool { return err != nil }},
 	}

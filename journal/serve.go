@@ -5,7 +5,6 @@ package journal
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"agentctl/strictjson"
+	"agentctl/unixrpc"
 )
 
 // killDelay is how long a killed journalctl may keep its pipes open.
@@ -25,76 +25,30 @@ const killDelay = 200 * time.Millisecond
 // Serve answers the one request of a connection from the program journalctl, and closes the
 // connection. The error is for the helper's log: the peer gets an Error instead.
 func Serve(ctx context.Context, conn net.Conn, journalctl string) error {
-	defer func() { _ = conn.Close() }()
-	r, err := readRequest(conn)
-	if err != nil {
-		return errors.Join(err, answer(conn, err))
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	_ = conn.SetReadDeadline(time.Time{})
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		_, _ = conn.Read(make([]byte, 1)) // returns when the daemon hangs up
-		cancel()
-	}()
-	page, err := read(ctx, r, journalctl)
-	if ctx.Err() == nil {
-		err = errors.Join(err, answer(conn, err, page))
-	}
-	_ = conn.Close()
-	<-watched
-	return err
-}
-
-// readRequest reads and checks the request.
-func readRequest(conn net.Conn) (*Request, error) {
-	_ = conn.SetReadDeadline(time.Now().Add(requestTime))
-	buf := make([]byte, maxRequest)
-	n := 0
-	for {
-		m, err := conn.Read(buf[n:])
-		n += m
-		if i := bytes.IndexByte(buf[:n], '\n'); i >= 0 {
-			r := new(Request)
-			if i != n-1 || strictjson.Unmarshal(buf[:i], r) != nil {
-				return nil, &Error{CodeRequest, "the request is not one JSON object"}
-			}
-			return r, r.check()
+	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
+		page, err := answer(ctx, request, journalctl)
+		switch e := new(Error); {
+		case err == nil:
+			return page, nil
+		case errors.As(err, &e):
+			return struct {
+				Error *Error `json:"error"`
+			}{e}, err
 		}
-		switch {
-		case n == len(buf):
-			return nil, &Error{CodeRequest, "the request is too long"}
-		case err != nil:
-			return nil, fmt.Errorf("journal: no request: %w", err)
-		}
-	}
+		return nil, err
+	})
 }
 
-// answer writes a page or, if err is one, an Error.
-func answer(conn net.Conn, err error, page ...*Page) error {
-	var reply any
-	var e *Error
-	switch {
-	case err == nil:
-		reply = page[0]
-	case errors.As(err, &e):
-		reply = struct {
-			Error *Error `json:"error"`
-		}{e}
-	default:
-		return nil // the connection failed
+// answer reads the page that a request selects.
+func answer(ctx context.Context, request []byte, journalctl string) (*Page, error) {
+	r := new(Request)
+	if strictjson.Unmarshal(request, r) != nil {
+		return nil, &Error{CodeRequest, fmt.Sprintf("the request is not one JSON object of at most %d bytes", maxRequest)}
 	}
-	_ = conn.SetWriteDeadline(time.Now().Add(requestTime))
-	return encode(conn, reply)
-}
-
-// encode writes a line of JSON without escapes for HTML, which would make it longer.
-func encode(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	return read(ctx, r, journalctl)
 }
 
 // read runs journalctl and makes a page of what it writes, until the page is full, the request's time
@@ -167,7 +121,7 @@ func fill(lines *lineReader, r *Request) (p *Page, more bool, err error) {
 			continue
 		}
 		var encoded bytes.Buffer
-		_ = encode(&encoded, e.Line)
+		_ = unixrpc.Encode(&encoded, e.Line)
 		if size += encoded.Len(); size > MaxPage {
 			return p, true, nil
 		}

@@ -1,27 +1,24 @@
 package inspect
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net"
 	"time"
 
 	"agentctl/strictjson"
+	"agentctl/unixrpc"
 )
 
-// A daemon whose sandbox hides the processes of other users asks a helper for them, as package
-// journal does for the journal: AskProcesses in the daemon, ServeProcesses in
-// agentctl-processes@.service, one request and one answer on a connection, each a line of JSON.
+// A daemon whose sandbox hides the processes of other users asks a helper for them (package unixrpc), as
+// package journal does for the journal: AskProcesses in the daemon, ServeProcesses in
+// agentctl-processes@.service.
 
 // Bounds of the helper.
 const (
 	maxRequest        = 4 << 10   // bytes
 	maxAnswer         = 256 << 10 // bytes
-	requestTime       = 5 * time.Second
 	maxRemoteTime     = 5 * time.Second
 	maxRemoteLimit    = 1000
 	remoteReserve     = 150 * time.Millisecond // for starting the helper and carrying its answer
@@ -47,34 +44,18 @@ func (r *processRequest) check() error {
 	return nil
 }
 
-// ServeProcesses answers the one request of a connection, and closes it.
+// ServeProcesses answers the one request of a connection, and closes it. One that is out of bounds gets
+// no answer.
 func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
-	defer func() { _ = conn.Close() }()
-	_ = conn.SetReadDeadline(time.Now().Add(requestTime))
-	reader := bufio.NewReaderSize(conn, maxRequest)
-	line, err := reader.ReadSlice('\n')
-	if err != nil {
-		return fmt.Errorf("inspect: no request: %w", err)
-	}
-	var r processRequest
-	if err := errors.Join(strictjson.Unmarshal(line[:len(line)-1], &r), r.check()); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, time.Duration(r.TimeoutMS)*time.Millisecond)
-	defer cancel()
-	_ = conn.SetReadDeadline(time.Time{})
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		_, _ = conn.Read(make([]byte, 1)) // returns when the daemon hangs up
-		cancel()
-	}()
-	p := m.Processes(ctx, ProcessQuery{SortBy: r.SortBy, Limit: r.Limit, Window: time.Duration(r.WindowMS) * time.Millisecond, Name: r.Name, Args: r.Args})
-	_ = conn.SetWriteDeadline(time.Now().Add(requestTime))
-	err = json.NewEncoder(conn).Encode(p)
-	_ = conn.Close()
-	<-watched
-	return err
+	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
+		var r processRequest
+		if err := errors.Join(strictjson.Unmarshal(request, &r), r.check()); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, time.Duration(r.TimeoutMS)*time.Millisecond)
+		defer cancel()
+		return m.Processes(ctx, ProcessQuery{SortBy: r.SortBy, Limit: r.Limit, Window: time.Duration(r.WindowMS) * time.Millisecond, Name: r.Name, Args: r.Args}), nil
+	})
 }
 
 // AskProcesses is Machine.Processes of the helper behind a socket. If it does not answer, the processes
@@ -92,21 +73,7 @@ func askProcesses(ctx context.Context, socket string, q ProcessQuery) (p Process
 	if deadline, ok := ctx.Deadline(); ok {
 		timeout = min(timeout, max(time.Until(deadline)-remoteReserve, time.Millisecond))
 	}
-	var dialer net.Dialer
-	conn, err := dialer.DialContext(ctx, "unix", socket)
-	if err != nil {
-		return p, err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Now()) })
-	defer func() {
-		stop()
-		_ = conn.Close()
-	}()
-	r := processRequest{q.SortBy, q.Limit, q.Window.Milliseconds(), q.Name, q.Args, timeout.Milliseconds()}
-	if err := json.NewEncoder(conn).Encode(r); err != nil {
-		return p, err
-	}
-	raw, err := io.ReadAll(io.LimitReader(conn, maxAnswer))
+	raw, err := unixrpc.Call(ctx, socket, processRequest{q.SortBy, q.Limit, q.Window.Milliseconds(), q.Name, q.Args, timeout.Milliseconds()}, maxAnswer)
 	if err != nil {
 		return p, err
 	}

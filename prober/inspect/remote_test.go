@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"agentctl/unixrpc/unixrpctest"
 )
 
 // startProcessHelper serves each connection to a socket with this machine's processes.
@@ -17,24 +19,7 @@ func startProcessHelper(t *testing.T) (socket string) {
 	if m == nil {
 		t.Skip("no reader of processes on this system")
 	}
-	socket = filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_ = ServeProcesses(t.Context(), conn, m)
-		}
-	}()
-	t.Cleanup(func() { _ = l.Close(); <-done })
-	return socket
+	return unixrpctest.Listen(t, func(conn net.Conn) { _ = ServeProcesses(t.Context(), conn, m) })
 }
 
 func TestAskProcesses(t *testing.T) {
