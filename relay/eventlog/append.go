@@ -154,10 +154,11 @@ func (s *Store) enqueueLocked(r *appendRequest) error {
 	}
 	s.queuedBy[r.tenant()] = queueShare{events, size}
 	s.queue = append(s.queue, r)
-	if r.offered {
-		signal(s.offerReady)
-	} else {
+	switch {
+	case !r.offered, s.queuedOffers%maxBatchEvents == 0: // a whole batch of offers waits for no more
 		signal(s.appendReady)
+	case s.queuedOffers == 1: // the others find it waiting
+		signal(s.offerReady)
 	}
 	return nil
 }
@@ -203,8 +204,8 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 
 // takeBatch removes the oldest requests from the queue: as many as one transaction may have,
 // and at least one unless the queue is empty. A request is not split, since its events are kept
-// all or none.
-func (s *Store) takeBatch() []*appendRequest {
+// all or none. more reports that it left some.
+func (s *Store) takeBatch() (batch []*appendRequest, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n, events, size := 0, 0, 0
@@ -216,9 +217,9 @@ func (s *Store) takeBatch() []*appendRequest {
 		n++
 		s.subtractQueuedLocked(r)
 	}
-	batch := slices.Clone(s.queue[:n])
+	batch = slices.Clone(s.queue[:n])
 	s.queue = slices.Delete(s.queue, 0, n)
-	return batch
+	return batch, len(s.queue) > 0
 }
 
 // dropQueueLocked refuses all queued requests: appends get ErrNotRunning. It returns the offers, for

@@ -16,8 +16,8 @@ import (
 // commits the queue, refuses new events, waits for a snapshot in progress, and returns why
 // ctx ended. It may be called again after that.
 //
-// The loop commits a batch each time it wakes, and signals itself while the queue is not
-// empty. One step of retention follows each batch at most, so that an appender waits for
+// The loop commits a batch each time it wakes, and signals itself when the batch was not the
+// whole queue. One step of retention follows each batch at most, so that an appender waits for
 // no more than that. After a step, retention pauses until resume.
 func (s *Store) Run(ctx context.Context) error {
 	if err := s.start(); err != nil {
@@ -63,6 +63,8 @@ func (s *Store) Run(ctx context.Context) error {
 		}
 		if s.commitBatch() {
 			signal(s.appendReady)
+		} else {
+			offersDue = nil
 		}
 		if !s.space.busySince.IsZero() { // also without a commit
 			s.checkpoint()
@@ -120,14 +122,14 @@ func (s *Store) drain() {
 	}
 }
 
-// commitBatch commits the next batch, and reports whether more is queued.
+// commitBatch commits the next batch, and reports whether more was queued than one batch may have.
+// What was queued during the commit has signaled: an offer of these waits for others.
 func (s *Store) commitBatch() (more bool) {
-	if batch := s.takeBatch(); len(batch) > 0 {
+	batch, more := s.takeBatch()
+	if len(batch) > 0 {
 		s.commit(batch)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.queue) > 0
+	return more
 }
 
 // commit stores a batch of requests as commitAll does. If there is no place for a new tenant, the

@@ -224,6 +224,46 @@ func TestOffer(t *testing.T) {
 	})
 }
 
+// Offers that come during a commit wait for others like all offers; a whole batch does not wait.
+func TestOffersAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s *Store
+		offers := 0
+		s, err := Open(Options{Path: logPath(t), onCommit: func([]kernel.Event) {
+			if offers++; offers < 10 {
+				s.Offer(event("call", "t", offers))
+			}
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- s.Run(ctx) }()
+		synctest.Wait()
+		s.Offer(event("call", "t", 0))
+		time.Sleep(3*offerInterval + time.Millisecond)
+		if st := s.Stats(); st.Commits != 3 || st.Offered != 4 {
+			t.Errorf("after three intervals: %+v", st)
+		}
+		time.Sleep(7 * offerInterval)
+		for i := range 2 * maxBatchEvents {
+			s.Offer(event("call", "t", i))
+		}
+		synctest.Wait()
+		if st := s.Stats(); st.Queued != 0 || st.Appended != 10+2*maxBatchEvents {
+			t.Errorf("two batches wait: %+v", st)
+		}
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Error(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestQueueFull(t *testing.T) {
 	inside, leave := make(chan bool), make(chan bool)
 	s := start(t, Options{Path: logPath(t), MaxQueued: 6, onCommit: func([]kernel.Event) { inside <- true; <-leave }})
