@@ -29,7 +29,7 @@ const (
 // wake-ups and costs a third of the CPU. A system call that hangs does not hold the processor: the
 // runtime gives it to another thread.
 func TuneProcess() {
-	relaxTimers()
+	RelaxTimers()
 	runtime.MemProfileRate = 0
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)

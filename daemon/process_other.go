@@ -2,6 +2,7 @@
 
 package daemon
 
-func relaxTimers() {}
+// RelaxTimers does nothing: only Linux has a timer slack.
+func RelaxTimers() {}
 
 func unmapProgram() {}

@@ -107,6 +107,7 @@ are folders in --plugin-dir.`,
 
 // run serves until the command's context ends.
 func (s *relayServe) run(cmd *cobra.Command) error {
+	daemon.RelaxTimers()
 	ctx, hup, stopHangups := hangups(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
