@@ -216,7 +216,7 @@ func TestResolveTool(t *testing.T) {
 	}
 	// Kinds that show the machine go by their names, so that query stays the history's.
 	const id = "01hzx9k3m4p7q8r9s0t1v2w3xy"
-	caps, err := json.Marshal([]manifest.Capability{manifest.Inspection(manifest.KindJournal), manifest.Inspection(manifest.KindServices), manifest.History()})
+	caps, err := json.Marshal([]manifest.Capability{manifest.Inspection(manifest.KindJournal), manifest.Inspection(manifest.KindServices), manifest.Inspection(manifest.KindDisks), manifest.History()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -141,8 +141,8 @@ func findNode(nodes []Node, ref string) (*Node, error) {
 }
 
 // ResolveTool returns the canonical name of a tool: s itself when it is a full tool name,
-// or the tool that NODE:WORD stands for. NODE is a reference as in Client.Node. WORD is one of
-// Node.CallVerbs or Node.Verbs, or the name of a capability with one verb.
+// or the tool that NODE:WORD stands for. NODE is a reference as in Client.Node, WORD any of
+// manifest.SelectTool, which fleet.call uses too.
 //
 // A text without a colon is not looked up: the relay refuses a tool that it does not have.
 func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
@@ -154,18 +154,13 @@ func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	var all []manifest.Tool
 	for i := range n.Capabilities {
-		tools, err := manifest.Project(n.NodeID, &n.Capabilities[i])
-		if err != nil {
-			continue // a capability that only a newer client knows
-		}
-		for _, t := range tools {
-			c := t.Capability
-			if given == callVerb(c.CapID, c.Kind, t.Verb.Name) || given == c.CapID+"."+t.Verb.Name || given == c.CapID && len(c.Verbs) == 1 ||
-				given == t.Verb.Name && given == manifest.VerbInvoke {
-				return t.Canonical, nil
-			}
-		}
+		tools, _ := manifest.Project(n.NodeID, &n.Capabilities[i]) // none of a capability that only a newer client knows
+		all = append(all, tools...)
+	}
+	if tool, ok := manifest.SelectTool(all, given); ok {
+		return tool.Canonical, nil
 	}
 	if len(n.Capabilities) == 0 {
 		return "", fmt.Errorf("node %s %w", n.errorLabel(), ErrNeverLinked)
