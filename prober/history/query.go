@@ -171,16 +171,24 @@ func (s *Store) newQueryReader(q Query) (*queryReader, error) {
 
 // fetchNext fetches more rows: none, when a bucket has not ended yet.
 func (s *Store) fetchNext(ctx context.Context, r *queryReader) error {
-	if !r.memoryOnly {
+	return s.readDB(ctx, &r.memoryOnly, func(d *db) error { return s.fetch(d, r) })
+}
+
+// readDB calls read with the database, or with nil if the disk does not answer: the records in memory
+// have to do then, and memoryOnly stays set for the rest of the query. read may be called twice, with
+// the second file (withDB) or with nil after it failed.
+func (s *Store) readDB(ctx context.Context, memoryOnly *bool, read func(d *db) error) error {
+	rebased := func(d *db) error {
+		if err := s.rebase(d); err != nil {
+			return err
+		}
+		return read(d)
+	}
+	if !*memoryOnly {
 		err := s.lock(ctx)
 		if err == nil {
 			defer s.unlock()
-			err = s.withDB(func(d *db) error {
-				if err := s.rebase(d); err != nil {
-					return err
-				}
-				return s.fetch(d, r)
-			})
+			err = s.withDB(rebased)
 		}
 		switch {
 		case err == nil:
@@ -192,12 +200,9 @@ func (s *Store) fetchNext(ctx context.Context, r *queryReader) error {
 		case !errors.Is(err, ErrBusy):
 			s.setFault(err)
 		}
-		r.memoryOnly = true
+		*memoryOnly = true
 	}
-	if err := s.rebase(nil); err != nil {
-		return err
-	}
-	return s.fetch(nil, r)
+	return rebased(nil)
 }
 
 // emit calls fn with the rows that are ready, and reports whether fn may have more.

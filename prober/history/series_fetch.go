@@ -3,46 +3,20 @@ package history
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"math"
 	"time"
 )
 
 // fetchSeries reads the next chunk. After an error r has what was complete before it.
 func (s *Store) fetchSeries(ctx context.Context, r *seriesReader) error {
-	if !r.memoryOnly {
-		err := s.lock(ctx)
-		if err == nil {
-			defer s.unlock()
-			next, part := r.next, r.part.clone()
-			err = s.withDB(func(d *db) error {
-				defer d.forget(r.samples, r.reads)  // their number is not bounded
-				r.next, r.part = next, part.clone() // it may be the second file; see withDB
-				if err := s.rebase(d); err != nil {
-					return err
-				}
-				return s.fillSeries(ctx, d, r)
-			})
-			if err != nil && ctx.Err() == nil {
-				r.next, r.part = next, part
-			}
+	next, part := r.next, r.part.clone()
+	return s.readDB(ctx, &r.memoryOnly, func(d *db) error {
+		r.next, r.part = next, part.clone() // it may be the second call
+		if d != nil {
+			defer d.forget(r.samples, r.reads) // their number is not bounded
 		}
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.Is(err, ErrClosed):
-			return err
-		case !errors.Is(err, ErrBusy):
-			s.setFault(err)
-		}
-		r.memoryOnly = true
-	}
-	if err := s.rebase(nil); err != nil {
-		return err
-	}
-	return s.fillSeries(ctx, nil, r)
+		return s.fillSeries(ctx, d, r)
+	})
 }
 
 // fillSeries reads steps until the chunk is full, its time is over, or the window ends. d is
