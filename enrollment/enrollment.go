@@ -134,6 +134,20 @@ func ParseKey(s string) (ed25519.PublicKey, error) {
 	return b, nil
 }
 
+// EncodePrivateKey encodes a private key, by its seed, for a file of its owner.
+func EncodePrivateKey(key ed25519.PrivateKey) string {
+	return base64.RawURLEncoding.EncodeToString(key.Seed())
+}
+
+// ParsePrivateKey is the inverse of EncodePrivateKey. Its error has no part of the text.
+func ParsePrivateKey(s string) (ed25519.PrivateKey, error) {
+	seed, err := base64.RawURLEncoding.Strict().DecodeString(s)
+	if err != nil || len(seed) != ed25519.SeedSize {
+		return nil, errors.New("not the seed of an Ed25519 key")
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
 // Thumbprint is the JWK thumbprint of a key (RFC 7638, RFC 8037 appendix A.3), which tokens
 // carry as cnf.jkt.
 func Thumbprint(key ed25519.PublicKey) string {

@@ -80,3 +80,18 @@ func TestParseKey(t *testing.T) {
 		}
 	}
 }
+
+func TestPrivateKey(t *testing.T) {
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParsePrivateKey(EncodePrivateKey(key)); err != nil || !got.Equal(key) {
+		t.Errorf("not the same key: %v", err)
+	}
+	for _, bad := range []string{"", "x", EncodePrivateKey(key) + "=", EncodePrivateKey(key)[1:], EncodeKey(key.Public().(ed25519.PublicKey)) + "AA"} {
+		if _, err := ParsePrivateKey(bad); err == nil {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}

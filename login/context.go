@@ -1,13 +1,11 @@
 package login
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -133,21 +131,8 @@ func (c *credential) isDue(now time.Time) bool {
 	return age < 0 || age > int64(refreshAt*float64(c.life().Milliseconds()))
 }
 
-// life is how long the token is valid from its issue on, by its own claims: both are of the
-// relay's clock.
-func (c *credential) life() time.Duration {
-	var claims struct {
-		IssuedAt int64 `json:"iat"` // Unix seconds
-		Expires  int64 `json:"exp"`
-	}
-	parts := strings.Split(c.Token, ".")
-	if len(parts) == 3 {
-		if b, err := base64.RawURLEncoding.DecodeString(parts[1]); err == nil && json.Unmarshal(b, &claims) == nil && claims.Expires > claims.IssuedAt {
-			return time.Duration(claims.Expires-claims.IssuedAt) * time.Second
-		}
-	}
-	return defaultLife
-}
+// life is how long the token is valid from its issue on.
+func (c *credential) life() time.Duration { return cmp.Or(enroll.TokenLife(c.Token), defaultLife) }
 
 // refreshStored refreshes the token under the lock of the credential's file, or takes the one
 // that another process has stored meanwhile.
@@ -166,7 +151,7 @@ func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
 	if err != nil {
 		return err
 	}
-	key, err := decodeKey(disk.PrivateKey)
+	key, err := enrollment.ParsePrivateKey(disk.PrivateKey)
 	if err != nil {
 		return err
 	}

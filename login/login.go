@@ -162,7 +162,7 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 		return nil, before, ErrForBoard
 	}
 	c := &credential{
-		Relay: base, CASHA256: o.CASHA256, CAFile: o.CAFile, AgentID: answer.AgentID, TenantID: answer.TenantID, PrivateKey: encodeKey(key),
+		Relay: base, CASHA256: o.CASHA256, CAFile: o.CAFile, AgentID: answer.AgentID, TenantID: answer.TenantID, PrivateKey: enrollment.EncodePrivateKey(key),
 		Token: answer.Token, Gen: answer.Gen, ExpiresAtMS: answer.ExpiresAtMS, ReceivedMS: nowMS(), RequestID: link.NewID(),
 		CodeSHA256: codeSHA256,
 	}
@@ -186,12 +186,12 @@ func isCodeRefused(err error) bool {
 // code, or a new one, which it stores. old is the context as it is, nil if it cannot be used.
 func (s Store) keyFor(name, relay, codeSHA256 string, old *credential) (ed25519.PrivateKey, error) {
 	if old != nil && old.CodeSHA256 == codeSHA256 {
-		return decodeKey(old.PrivateKey)
+		return enrollment.ParsePrivateKey(old.PrivateKey)
 	}
 	path := filepath.Join(s.Dir, name+pendingSuffix)
 	var p pending
 	if b, err := readPrivate(path); err == nil && strictjson.Unmarshal(b, &p) == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
-		if key, err := decodeKey(p.PrivateKey); err == nil {
+		if key, err := enrollment.ParsePrivateKey(p.PrivateKey); err == nil {
 			return key, nil
 		}
 	} // of another code, or damaged: no answer to it is of use
@@ -199,7 +199,7 @@ func (s Store) keyFor(name, relay, codeSHA256 string, old *credential) (ed25519.
 	if err != nil {
 		return nil, err
 	}
-	return key, save(path, &pending{relay, codeSHA256, encodeKey(key)})
+	return key, save(path, &pending{relay, codeSHA256, enrollment.EncodePrivateKey(key)})
 }
 
 // instanceID identifies this login in the enrollment. It follows from the key, so that a repeat

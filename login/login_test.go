@@ -460,7 +460,7 @@ func TestLongLife(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, key, _ := ed25519.GenerateKey(nil)
-		cred := credential{Relay: "https://127.0.0.1:1", AgentID: "a", PrivateKey: encodeKey(key), Token: token(1), Gen: 1, ReceivedMS: nowMS(), RequestID: link.NewID()}
+		cred := credential{Relay: "https://127.0.0.1:1", AgentID: "a", PrivateKey: enrollment.EncodePrivateKey(key), Token: token(1), Gen: 1, ReceivedMS: nowMS(), RequestID: link.NewID()}
 		if err := save(s.path("lab"), &cred); err != nil {
 			t.Fatal(err)
 		}

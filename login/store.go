@@ -2,8 +2,6 @@ package login
 
 import (
 	"context"
-	"crypto/ed25519"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +13,7 @@ import (
 	"strings"
 
 	"agentctl/atomicfile"
+	"agentctl/enrollment"
 	"agentctl/lazyregexp"
 	"agentctl/strictjson"
 	"agentctl/transport/enroll"
@@ -182,7 +181,7 @@ func (s Store) load(name string) (*credential, error) {
 	if strictjson.Unmarshal(b, &c) != nil {
 		return nil, &FileError{path, ErrDamaged}
 	}
-	_, keyErr := decodeKey(c.PrivateKey)
+	_, keyErr := enrollment.ParsePrivateKey(c.PrivateKey)
 	_, urlErr := enroll.BaseURL(c.Relay)
 	if keyErr != nil || urlErr != nil || c.AgentID == "" || c.Token == "" || c.Gen < 1 || c.RequestID == "" {
 		return nil, &FileError{path, ErrDamaged}
@@ -220,18 +219,6 @@ func save(path string, v any) error {
 		return &FileError{path, err}
 	}
 	return nil
-}
-
-func encodeKey(key ed25519.PrivateKey) string {
-	return base64.RawURLEncoding.EncodeToString(key.Seed())
-}
-
-func decodeKey(s string) (ed25519.PrivateKey, error) {
-	seed, err := base64.RawURLEncoding.Strict().DecodeString(s)
-	if err != nil || len(seed) != ed25519.SeedSize {
-		return nil, ErrDamaged
-	}
-	return ed25519.NewKeyFromSeed(seed), nil
 }
 
 // Complete returns the names that begin with a word, for shells.

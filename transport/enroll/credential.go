@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"agentctl/atomicfile"
+	"agentctl/enrollment"
 	"agentctl/manifest"
 	"agentctl/strictjson"
 )
@@ -77,7 +77,7 @@ func LoadCredential(stateDir string) (*Credential, error) {
 	if err := loadJSON(path, &f); err != nil {
 		return nil, err
 	}
-	key, err := decodeKey(f.PrivateKey)
+	key, err := enrollment.ParsePrivateKey(f.PrivateKey)
 	base, urlErr := BaseURL(f.Relay)
 	if err != nil || urlErr != nil || !manifest.ValidNodeID(f.NodeID) || !validToken(f.Token) || f.Gen < 1 || f.RequestID == "" ||
 		f.InstanceID != "" && !validInstanceID(f.InstanceID) {
@@ -93,18 +93,18 @@ func LoadCredential(stateDir string) (*Credential, error) {
 func (c *Credential) save(stateDir string) error {
 	return saveJSON(filepath.Join(stateDir, CredentialFile), &credentialFile{
 		Relay: c.Relay, CASHA256: c.CASHA256, NodeID: c.NodeID, TenantID: c.TenantID, Name: c.Name, CodeSHA256: c.CodeSHA256,
-		PrivateKey: encodeKey(c.Key), Token: c.Token, Gen: c.Gen, ExpiresAtMS: c.ExpiresAtMS, RequestID: c.RequestID, InstanceID: c.InstanceID,
+		PrivateKey: enrollment.EncodePrivateKey(c.Key), Token: c.Token, Gen: c.Gen, ExpiresAtMS: c.ExpiresAtMS, RequestID: c.RequestID, InstanceID: c.InstanceID,
 	})
 }
 
-// lifetime is how long the token is valid from its issue on, by its own claims: both are of
-// the relay's clock, so that the clock of this machine plays no part. 0: not known.
-func (c *Credential) lifetime() time.Duration {
+// TokenLife is how long a token is valid from its issue on, by its claims: both are of the relay's
+// clock, so that the clock of this machine plays no part. 0: not known.
+func TokenLife(token string) time.Duration {
 	var claims struct {
 		IssuedAt int64 `json:"iat"` // Unix seconds
 		Expires  int64 `json:"exp"`
 	}
-	if !decodeClaims(c.Token, &claims) || claims.Expires <= claims.IssuedAt {
+	if !decodeClaims(token, &claims) || claims.Expires <= claims.IssuedAt {
 		return 0
 	}
 	return time.Duration(claims.Expires-claims.IssuedAt) * time.Second
@@ -120,18 +120,6 @@ func (c *Credential) keepInstance(id string) {
 	if c.InstanceID == "" && decodeClaims(c.Token, &claims) && claims.Instance == hex.EncodeToString(sum[:]) {
 		c.InstanceID = id
 	}
-}
-
-func encodeKey(key ed25519.PrivateKey) string {
-	return base64.RawURLEncoding.EncodeToString(key.Seed())
-}
-
-func decodeKey(s string) (ed25519.PrivateKey, error) {
-	seed, err := base64.RawURLEncoding.Strict().DecodeString(s)
-	if err != nil || len(seed) != ed25519.SeedSize {
-		return nil, errors.New("not the seed of an Ed25519 key")
-	}
-	return ed25519.NewKeyFromSeed(seed), nil
 }
 
 // loadJSON reads a file that saveJSON wrote.

@@ -191,7 +191,7 @@ func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 	var damaged *DamagedError
 	err := loadJSON(path, &p)
 	if err == nil && p.Relay == relay && p.CodeSHA256 == codeSHA256 {
-		if key, err := decodeKey(p.PrivateKey); err == nil {
+		if key, err := enrollment.ParsePrivateKey(p.PrivateKey); err == nil {
 			return key, nil
 		}
 	} // another code, or a damaged file: no answer to it can be used any more
@@ -204,7 +204,7 @@ func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := saveJSON(path, &pending{relay, codeSHA256, encodeKey(key)}); err != nil {
+	if err := saveJSON(path, &pending{relay, codeSHA256, enrollment.EncodePrivateKey(key)}); err != nil {
 		return nil, &StorageError{stateDir, err}
 	}
 	return key, nil

@@ -1,6 +1,7 @@
 package enroll
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -156,10 +157,7 @@ func (k *Keeper) poke() {
 }
 
 func (k *Keeper) lifeLocked() time.Duration {
-	if life := k.cred.lifetime(); life > 0 {
-		return life
-	}
-	return defaultLife
+	return cmp.Or(TokenLife(k.cred.Token), defaultLife)
 }
 
 // refreshAfter is when a token with a life is refreshed, from its issue on. The jitter spreads
