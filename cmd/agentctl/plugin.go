@@ -25,7 +25,7 @@ docs/kernel.md shows one.
 ls, load and unload need a token with the scope kernel:admin:
   agentctl token create --class operator`,
 	}
-	c.AddCommand(newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload(), newPluginServe())
+	c.AddCommand(newPluginAdopt(), newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload(), newPluginServe())
 	return c
 }
 

@@ -390,6 +390,9 @@ var semanticVersion = lazyregexp.New(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)`
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
+// IsVersion reports whether s is a semantic version.
+func IsVersion(s string) bool { return semanticVersion.MatchString(s) }
+
 // checkManifest returns the error in a manifest, before its names are compared with
 // those of other plugins.
 func checkManifest(m *Manifest) error {

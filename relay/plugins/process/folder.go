@@ -40,6 +40,14 @@ var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
 // reservedNames are names whose tools or resources belong to the relay.
 var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
 
+// CheckName returns why a name cannot be that of a plugin.
+func CheckName(name string) error {
+	if !folderName.MatchString(name) || slices.Contains(reservedNames, name) {
+		return fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reservedNames, ", "))
+	}
+	return nil
+}
+
 // open reads and checks the folder of a plugin. A user who can write to it can run
 // programs on the relay's machine, so only the relay's user and root may.
 //
@@ -54,8 +62,8 @@ func (h *Host) open(name string) (s source, err error) {
 	if h.o.Dir == "" {
 		return s, errors.New("the relay has no plugin directory; set one with --plugin-dir")
 	}
-	if !folderName.MatchString(name) || slices.Contains(reservedNames, name) {
-		return s, fmt.Errorf("%q cannot be the name of a plugin: a letter, then a-z, 0-9 and _, at most 32, and none of %s", name, strings.Join(reservedNames, ", "))
+	if err := CheckName(name); err != nil {
+		return s, err
 	}
 	root, err := os.OpenRoot(h.o.Dir)
 	if err != nil {

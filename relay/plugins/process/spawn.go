@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -52,6 +53,7 @@ type child struct {
 	policy  sandbox.Policy
 	sandbox bool                // false: the process may do what the relay may
 	user    *syscall.Credential // nil: that of this process
+	stderr  io.Writer           // nil: its lines are logged
 }
 
 // dial starts the executable and connects to its stdio. The process gets none of the relay's
@@ -88,7 +90,9 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 		if err != nil {
 			return nil, err
 		}
-		cmd.Stderr = newLineLogger(log)
+		if cmd.Stderr = c.stderr; c.stderr == nil {
+			cmd.Stderr = newLineLogger(log)
+		}
 		cmd.WaitDelay = stopGrace // a child of the plugin may hold stderr open
 		if err := start(cmd); err != nil {
 			return nil, fmt.Errorf("start %s: %w", path, err)

@@ -19,7 +19,10 @@
 // Whatever cannot be applied is an error, and the program does not run.
 package sandbox
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // Policy says what a program may use. Paths are absolute. The program can also read and run what
 // programs in general need (systemPaths).
@@ -72,3 +75,13 @@ var systemPaths = []string{
 
 // devices can be read and written.
 var devices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+
+// IsReadable reports whether every program can read a path, whatever its policy.
+func IsReadable(path string) bool {
+	for _, p := range systemPaths {
+		if path == p || strings.HasPrefix(path, p+"/") {
+			return true
+		}
+	}
+	return false
+}

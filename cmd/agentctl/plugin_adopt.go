@@ -1,0 +1,341 @@
+//go:build linux && !agentctl_omit_relay
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/rogpeppe/go-internal/diff"
+	"github.com/spf13/cobra"
+
+	"agentctl/atomicfile"
+	"agentctl/relay"
+	"agentctl/relay/plugins/process"
+	"agentctl/term"
+)
+
+// packagedPlugins is the plugin directory of the relay that the packages install.
+const packagedPlugins = "/usr/local/lib/agentctl-relay/plugins"
+
+// adoption is one run of 'plugin adopt'.
+type adoption struct {
+	relay     relayFlags
+	out       output
+	stateDir  string
+	pluginDir string
+	sandbox   string
+	read      []string
+	write     []string
+	env       []string
+	noNetwork bool
+	again     bool
+	dryRun    bool
+
+	name   string
+	folder string // of the plugin
+	stage  string // where the server starts: folder, or a new one with an installed package
+	had    *process.PluginManifest
+	old    []byte // plugin.json, if there is one
+}
+
+func newPluginAdopt() *cobra.Command {
+	var a adoption
+	c := &cobra.Command{
+		Use:   "adopt NAME -- COMMAND [ARG]...",
+		Short: "Make a plugin of any MCP server",
+		Long: `Make a plugin of an MCP server that was not written for the relay: start it in the sandbox that it
+will have, read what it offers, and write a plugin.json for review. Its tools get the names
+NAME.TOOL, and its resources the URIs mcp://NAME/URI.
+
+Of 'npx -y PACKAGE' the package is installed in the plugin's folder first, without running its
+scripts: what was reviewed is what runs, and nothing is downloaded when the plugin starts.
+
+Each tool is written with a digest of what the server said about it. If the server describes it
+differently later, it is withdrawn until the server is adopted again (--again).
+
+Tools that the server calls read-only need the scope NAME:read, all others NAME:write. The server can
+read the files that its command names; give it more with --read and --write. Run this on the relay's
+machine, as the user of the relay or as root. With a token of an operator the plugin is loaded too.`,
+		Example: `  agentctl plugin adopt everything -- npx -y @modelcontextprotocol/server-everything
+  agentctl plugin adopt docs --write /srv/docs -- npx -y @modelcontextprotocol/server-filesystem /srv/docs
+  agentctl plugin adopt memory --env MEMORY_FILE_PATH='$HOME/memory.json' -- npx -y @modelcontextprotocol/server-memory
+  agentctl plugin adopt weather --no-network --token-file operator.token -- python3 /srv/weather/server.py
+  agentctl plugin adopt weather --again`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.ArgsLenAtDash() > 1 || cmd.ArgsLenAtDash() < 0 && len(args) > 1 {
+				return exit(exitUsage, "give one name, and the command after --: agentctl plugin adopt NAME -- COMMAND ARG...")
+			}
+			a.name = args[0]
+			return a.run(cmd, args[1:])
+		},
+	}
+	f := c.Flags()
+	stateDirFlag(c, &a.stateDir)
+	f.StringVar(&a.pluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with the relay's plugins; default: that of the packaged relay, or plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringVar(&a.sandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: the server can then read the relay's keys [AGENTCTL_PLUGIN_SANDBOX]")
+	f.StringArrayVar(&a.read, "read", nil, "let the server read the file or folder `PATH` (repeatable)")
+	f.StringArrayVar(&a.write, "write", nil, "let the server write to the file or folder `PATH` (repeatable)")
+	f.StringArrayVar(&a.env, "env", nil, "set the variable `NAME=VALUE` for the server; $HOME is the folder for its data (repeatable; no place for secrets)")
+	f.BoolVar(&a.noNetwork, "no-network", false, "give the server no network")
+	f.BoolVar(&a.again, "again", false, "replace what was adopted before; without a command, that of plugin.json")
+	f.BoolVar(&a.again, "force", false, "the same as --again")
+	f.BoolVar(&a.dryRun, "dry-run", false, "print what would be written, and do nothing")
+	a.relay.flags(c)
+	a.out.flags(c)
+	return c
+}
+
+// run adopts the server.
+func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
+	if err := a.locate(); err != nil {
+		return err
+	}
+	syscall.Umask(0o022) // the relay's user has to read what root installs
+	m := process.PluginManifest{Command: command}
+	if len(command) == 0 {
+		if a.had == nil || !a.again {
+			return exit(exitUsage, "give the command of the server after --: agentctl plugin adopt %s -- COMMAND ARG...", a.name)
+		}
+		m = *a.had
+	}
+	if err := a.addFlags(&m); err != nil {
+		return err
+	}
+	defer func() {
+		if a.stage != a.folder {
+			_ = os.RemoveAll(a.stage)
+		}
+	}()
+	if len(command) > 0 {
+		if err := a.prepare(cmd, &m); err != nil {
+			return err
+		}
+	}
+	o := process.AdoptOptions{Name: a.name, Folder: a.stage, Command: m.Command, Env: m.Env, Sandbox: m.Sandbox,
+		Private: []string{a.stateDir}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: ownerOf(a.stateDir)}
+	found, err := process.Adopt(cmd.Context(), o)
+	if err != nil {
+		return a.explain(err)
+	}
+	return a.finish(cmd, found)
+}
+
+// locate finds the plugin's folder and what was adopted before.
+func (a *adoption) locate() (err error) {
+	if err := process.CheckName(a.name); err != nil {
+		return exit(exitUsage, "%w", err)
+	}
+	if a.sandbox != relay.SandboxLandlock && a.sandbox != relay.SandboxOff {
+		return exit(exitUsage, "--plugin-sandbox: not a kind of sandbox: %q (use landlock or off)", a.sandbox)
+	}
+	if a.stateDir, err = filepath.Abs(a.stateDir); err != nil {
+		return err
+	}
+	if _, err := os.Stat(a.stateDir); err != nil {
+		return fmt.Errorf("%w: name the relay's state directory with --state-dir DIR", err)
+	}
+	if a.pluginDir == "" {
+		a.pluginDir = filepath.Join(a.stateDir, "plugins")
+		if st, err := os.Stat(packagedPlugins); err == nil && st.IsDir() && a.stateDir == "/var/lib/agentctl-relay" {
+			a.pluginDir = packagedPlugins
+		}
+	}
+	if a.pluginDir, err = filepath.Abs(a.pluginDir); err != nil {
+		return err
+	}
+	a.folder = filepath.Join(a.pluginDir, a.name)
+	a.stage = a.folder
+	a.old, err = os.ReadFile(filepath.Join(a.folder, "plugin.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if a.had, err = process.ParseManifest(a.old); err != nil && a.again {
+		a.had, err = nil, nil // it is replaced
+	}
+	return err
+}
+
+// addFlags adds what the flags give to the server.
+func (a *adoption) addFlags(m *process.PluginManifest) error {
+	for _, e := range a.env {
+		name, value, ok := strings.Cut(e, "=")
+		if !ok {
+			return exit(exitUsage, "--env %s: use NAME=VALUE", name)
+		}
+		if m.Env == nil {
+			m.Env = make(map[string]string)
+		}
+		m.Env[name] = value
+	}
+	for _, l := range []struct {
+		from []string
+		to   *[]string
+	}{{a.read, &m.Sandbox.Read}, {a.write, &m.Sandbox.Write}} {
+		for _, path := range l.from {
+			path, err := filepath.Abs(path)
+			if err != nil {
+				return err
+			}
+			addPath(l.to, path)
+		}
+	}
+	if a.noNetwork {
+		m.Sandbox.Network = new(bool)
+	}
+	return nil
+}
+
+func addPath(list *[]string, path string) {
+	if !slices.Contains(*list, path) {
+		*list = append(*list, path)
+	}
+}
+
+// prepare makes the command one that starts without the network and from any directory. A package of
+// npx is installed in a folder beside the plugin's, which replaces what was there at the end.
+func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error {
+	pkg, args, isNPX, err := process.NPXPackage(m.Command)
+	if err != nil {
+		return exit(exitUsage, "%w", err)
+	}
+	if err := atomicfile.MkdirAll(a.pluginDir, 0o755); err != nil {
+		return err
+	}
+	if a.stage, err = os.MkdirTemp(a.pluginDir, ".adopt-"); err != nil {
+		return err
+	}
+	if err := os.Chmod(a.stage, 0o755); err != nil {
+		return err
+	}
+	var read []string
+	if isNPX {
+		fmt.Fprintf(cmd.ErrOrStderr(), "installing %s in %s\n", pkg, filepath.Join(a.folder, process.NPMFolder))
+		command, err := process.InstallNPM(cmd.Context(), a.stage, pkg)
+		if err != nil {
+			return a.explain(err)
+		}
+		m.Command = append(command[:1:1], args...) // the script is added below: its path is one of the stage
+		if m.Command, read, err = process.CompleteCommand(m.Command); err != nil {
+			return err
+		}
+		m.Command = slices.Insert(m.Command, 1, command[1])
+	} else if m.Command, read, err = process.CompleteCommand(m.Command); err != nil {
+		return exit(exitUsage, "%w", err)
+	}
+	for _, path := range read {
+		if !slices.Contains(m.Sandbox.Write, path) {
+			addPath(&m.Sandbox.Read, path)
+		}
+	}
+	return nil
+}
+
+// ownerOf returns the user that the relay runs as, if this process is root's and may become that user.
+func ownerOf(dir string) *syscall.Credential {
+	st, err := os.Stat(dir)
+	if err != nil || os.Geteuid() != 0 {
+		return nil
+	}
+	sys, ok := st.Sys().(*syscall.Stat_t)
+	if !ok || sys.Uid == 0 {
+		return nil
+	}
+	return &syscall.Credential{Uid: sys.Uid, Gid: sys.Gid}
+}
+
+// explain adds what the server wrote, and the next step.
+func (a *adoption) explain(err error) error {
+	e, ok := errors.AsType[*process.AdoptError](err)
+	if !ok {
+		return fmt.Errorf("adopt %s: %w", a.name, err)
+	}
+	text := fmt.Sprintf("adopt %s: %s", a.name, term.SafeText(e.Error()))
+	if e.Stderr != "" {
+		text += "\nIt wrote:\n  " + strings.ReplaceAll(term.SafeText(e.Stderr), "\n", "\n  ")
+	}
+	return errors.New(text + "\nIf it needs more of this machine, give it that with --read PATH, --write PATH or --env NAME=VALUE")
+}
+
+// finish shows the manifest, writes it unless it would replace another one, and loads it.
+func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
+	isSame := bytes.Equal(a.old, found.JSON)
+	r := newAdoptReport(a, found)
+	if a.old != nil && !isSame {
+		r.Diff = string(diff.Diff("plugin.json", a.old, "plugin.json (new)", found.JSON))
+	}
+	switch {
+	case a.old != nil && !isSame && !a.again:
+		if err := a.out.print(cmd, r, func() error { return r.print(cmd) }); err != nil {
+			return err
+		}
+		return exit(exitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name)
+	case !a.dryRun:
+		if err := a.install(found.JSON); err != nil {
+			return err
+		}
+		r.Written = true
+		if err := a.load(cmd.Context(), r); err != nil {
+			_ = r.print(cmd)
+			return err
+		}
+	}
+	return a.out.print(cmd, r, func() error { return r.print(cmd) })
+}
+
+// install writes the plugin's folder.
+func (a *adoption) install(manifest []byte) error {
+	if err := atomicfile.MkdirAll(a.folder, 0o755); err != nil {
+		return err
+	}
+	server := filepath.Join(a.folder, process.NPMFolder)
+	if from := filepath.Join(a.stage, process.NPMFolder); a.stage != a.folder {
+		if _, err := os.Stat(from); err == nil {
+			if err := os.RemoveAll(server); err != nil {
+				return err
+			}
+			if err := os.Rename(from, server); err != nil {
+				return err
+			}
+		}
+	}
+	return atomicfile.ReplaceMode(filepath.Join(a.folder, "plugin.json"), manifest, 0o644)
+}
+
+// load loads the plugin if the flags have a token.
+func (a *adoption) load(ctx context.Context, r *adoptReport) error {
+	if a.relay.tokenFile == "" {
+		return nil
+	}
+	rc, err := a.relay.client()
+	if err != nil {
+		return err
+	}
+	plugins, err := rc.Plugins(ctx)
+	if err != nil {
+		return fmt.Errorf("%s is written, and not loaded: %w", cmp.Or(a.folder, a.name), err)
+	}
+	for _, p := range plugins {
+		if p.Name == a.name {
+			if err := rc.UnloadPlugin(ctx, a.name); err != nil {
+				return err
+			}
+		}
+	}
+	if err := rc.LoadPlugin(ctx, a.name); err != nil {
+		return fmt.Errorf("%s is written, and not loaded: %w", a.folder, err)
+	}
+	r.Loaded = true
+	return nil
+}
