@@ -32,7 +32,8 @@ type Plugin struct {
 	changed  chan struct{} // closed and replaced when conn or lastErr changes
 	failures int
 	lastErr  string
-	offer    offer // what of the manifest the server has
+	offer    offer             // what of the manifest the server has
+	links    []kernel.Resource // that the server linked to, at most maxLinks
 }
 
 // source is what the folder of a plugin says. It is read only.

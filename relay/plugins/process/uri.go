@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/yosida95/uritemplate/v3"
@@ -82,7 +83,9 @@ func (p *Plugin) publishLink(block json.RawMessage) json.RawMessage {
 	}
 	switch kind {
 	case "resource_link":
-		p.replaceURI(b)
+		if uri := p.replaceURI(b); p.follows() {
+			p.rememberLink(uri, nameOf(block, "mimeType"))
+		}
 	case "resource":
 		var r map[string]json.RawMessage
 		if json.Unmarshal(b["resource"], &r) != nil {
@@ -97,13 +100,35 @@ func (p *Plugin) publishLink(block json.RawMessage) json.RawMessage {
 	return out
 }
 
-// replaceURI replaces the member uri of a resource, unless it is the address of a web page.
-func (p *Plugin) replaceURI(r map[string]json.RawMessage) {
+// replaceURI replaces the member uri of a resource, unless it is the address of a web page, and returns
+// the new one.
+func (p *Plugin) replaceURI(r map[string]json.RawMessage) string {
 	var uri string
 	if json.Unmarshal(r["uri"], &uri) != nil || strings.HasPrefix(uri, "https://") || strings.HasPrefix(uri, "http://") {
+		return ""
+	}
+	uri = p.publicURI(uri)
+	r["uri"], _ = json.Marshal(uri)
+	return uri
+}
+
+// maxLinks bounds the links that are remembered.
+const maxLinks = 256
+
+// rememberLink makes a resource readable that the server has linked to in a result: it may be in no
+// list, or not yet. The oldest link is forgotten first.
+func (p *Plugin) rememberLink(uri, mime string) {
+	if len(uri) > maxURI || !publicForm.MatchString(uri) {
 		return
 	}
-	r["uri"], _ = json.Marshal(p.publicURI(uri))
+	r := kernel.Resource{URI: uri, Name: strings.TrimPrefix(uri, "mcp://"), Scope: p.declared.scope("", 0), MIME: mediaTypeOf(mime)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.links = slices.DeleteFunc(p.links, func(o kernel.Resource) bool { return o.URI == uri })
+	if len(p.links) == maxLinks {
+		p.links = slices.Delete(p.links, 0, 1)
+	}
+	p.links = append(p.links, r)
 }
 
 // template is a compiled resource template.
@@ -138,6 +163,12 @@ func (p *Plugin) ResolveURI(uri string) *kernel.Resource {
 			p.mu.Unlock()
 			return &r
 		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.IndexFunc(p.links, func(r kernel.Resource) bool { return r.URI == uri }); i >= 0 {
+		r := p.links[i]
+		return &r
 	}
 	return nil
 }
