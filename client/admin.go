@@ -84,8 +84,10 @@ type TokenRequest struct {
 	Class   string   `json:"class,omitempty"`
 	Tenant  string   `json:"tenant,omitempty"`
 	Subject string   `json:"subject,omitempty"`
-	Scopes  []string `json:"scopes,omitempty"`
-	Node    string   `json:"node,omitempty"` // devices: a registered node; default: a new one
+	Scopes  []string `json:"scopes,omitempty"`     // in place of those of the class
+	Add     []string `json:"add_scopes,omitempty"` // besides them
+	Topics  []string `json:"topics,omitempty"`     // that the scopes for events are limited to; default: those of the caller
+	Node    string   `json:"node,omitempty"`       // devices: a registered node; default: a new one
 	TTLMS   int64    `json:"ttl_ms,omitempty"`
 }
 
@@ -97,8 +99,23 @@ type NewToken struct {
 	Tenant  string    `json:"tenant"`
 	Subject string    `json:"subject"`
 	NodeID  string    `json:"node_id,omitempty"`
-	Scopes  string    `json:"scopes"` // separated by spaces
+	Scopes  string    `json:"scopes"`           // separated by spaces
+	Topics  []string  `json:"topics,omitempty"` // that the scopes for events are limited to; none: all
 	Expires time.Time `json:"expires"`
+}
+
+// Self is what the relay knows of the holder of a token.
+type Self struct {
+	Tenant string   `json:"tenant"`
+	Agent  string   `json:"agent_id"`
+	Scopes []string `json:"scopes"`
+	Topics []string `json:"topics,omitempty"` // that the scopes for events are limited to; none: all
+}
+
+// Self asks the relay whose token this is and what it may do.
+func (c *Client) Self(ctx context.Context) (*Self, error) {
+	v := new(Self)
+	return v, c.request(ctx, http.MethodGet, "/v1/self", nil, v)
 }
 
 // CreateToken makes a token in the caller's tenant. It needs the scope tokens:write; the new

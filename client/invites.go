@@ -11,9 +11,10 @@ type Invite struct {
 	Prefix      string   `json:"prefix"` // first group of the code, which names the invite
 	Class       string   `json:"class"`  // board or agent
 	Tenant      string   `json:"tenant_id"`
-	Name        string   `json:"name,omitempty"` // of the board or agent
-	Tags        []string `json:"tags"`           // set on the boards
-	Scopes      string   `json:"scopes"`         // of the agents, separated by spaces
+	Name        string   `json:"name,omitempty"`   // of the board or agent
+	Tags        []string `json:"tags"`             // set on the boards
+	Scopes      string   `json:"scopes"`           // of the agents, separated by spaces
+	Topics      []string `json:"topics,omitempty"` // of the agents; none: all
 	Uses        int      `json:"uses"`
 	Used        int      `json:"used"`
 	Creator     string   `json:"creator,omitempty"`
@@ -36,7 +37,9 @@ type InviteRequest struct {
 	Class  string   `json:"class,omitempty"`
 	Name   string   `json:"name,omitempty"`
 	Tags   []string `json:"tags,omitempty"`
-	Scopes []string `json:"scopes,omitempty"`
+	Scopes []string `json:"scopes,omitempty"`     // in place of those of an agent
+	Add    []string `json:"add_scopes,omitempty"` // besides them
+	Topics []string `json:"topics,omitempty"`     // that the scopes for events are limited to
 	Uses   int      `json:"uses,omitempty"`
 	TTLMS  int64    `json:"ttl_ms,omitempty"`
 	Tenant string   `json:"tenant_id,omitempty"`

@@ -20,7 +20,7 @@ const metadataPath = "/.well-known/oauth-protected-resource"
 // routes is the whole HTTP surface of the relay's main listener. /metrics and the event
 // gateway have separate listeners, so that they can be bound to another network.
 //
-// Who authenticates: the two /mcp routes, /v1/nodes, /v1/tokens and /v1/invites take a bearer
+// Who authenticates: the two /mcp routes, /v1/nodes, /v1/self, /v1/tokens and /v1/invites take a bearer
 // token in the header, the device link takes one in its first message, /v1/enroll and /v1/token
 // check an invite code and the proof of a key, and the others are public.
 func (r *Relay) routes() http.Handler {
@@ -30,6 +30,7 @@ func (r *Relay) routes() http.Handler {
 	mux.Handle("/mcp", r.gate(&e.mcp, r.mcp.ServeHTTP))              // MCP, both eras
 	mux.Handle("GET "+link.Path, r.gate(&e.link, r.deviceLink))      // device links
 	mux.HandleFunc("GET /v1/nodes", r.nodes)                         // the tenant's boards
+	mux.HandleFunc("GET /v1/self", r.self)                           // whose token it is, and what it may do
 	r.adminRoutes(mux)                                               // changes of nodes and tokens
 	r.joinRoutes(mux)                                                // invites, enrollment, refresh
 	mux.HandleFunc("GET /schemas/", r.schemas)                       // schema registry

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
@@ -10,11 +11,13 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
+	"agentctl/relay/topic"
 	"agentctl/strictjson"
 )
 
 // Tokens over HTTP, with a token that has tokens:write. All of them are the tenant's.
 //
+//	GET    /v1/self          self, with any token of an agent
 //	POST   /v1/tokens        createToken
 //	GET    /v1/tokens        listTokens
 //	DELETE /v1/tokens/JTI    revokeToken
@@ -62,6 +65,29 @@ func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 		a.record.NodeID, a.record.Target = minted[0].NodeID, minted[0].JTI
 		return minted[0], nil
 	}, nil
+}
+
+// self serves GET /v1/self: whose token this is, and what it may do. Any agent token may ask.
+func (r *Relay) self(w http.ResponseWriter, req *http.Request) {
+	c, err := r.httpCaller(req)
+	if err != nil {
+		r.writeDenied(w, req, err)
+		return
+	}
+	body := struct {
+		Tenant string         `json:"tenant"`
+		Agent  string         `json:"agent_id"`
+		Scopes []string       `json:"scopes"`
+		Topics topic.Patterns `json:"topics,omitempty"`
+	}{Tenant: c.Tenant, Agent: c.Actor, Scopes: []string{}}
+	switch scopes := c.Scopes.(type) {
+	case *auth.Identity:
+		body.Scopes, body.Topics = scopes.Scopes.Words(), scopes.Topics()
+	case auth.Scopes: // Options.Anonymous
+		body.Scopes = scopes.Words()
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	writeJSON(w, body)
 }
 
 // mintError is the answer to a failed Mint, in constant words but for a scope that there is not.

@@ -17,6 +17,7 @@ func TestCreateToken(t *testing.T) {
 	narrow := a.mint(auth.MintRequest{Class: "agent", Scopes: []string{"tokens:write", "tools:list"}}).Token
 	reader := a.mint(auth.MintRequest{Class: "agent"}).Token
 	operator := a.mint(auth.MintRequest{Class: auth.PresetOperator}).Token
+	limited := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Topics: []string{"build/*", "alert"}}).Token
 	own := a.mint(auth.MintRequest{Class: "device"}).NodeID
 	foreign := a.mint(auth.MintRequest{Class: "device", Tenant: "zeta"}).NodeID
 	const path = "/v1/tokens"
@@ -49,7 +50,15 @@ func TestCreateToken(t *testing.T) {
 		{admin, `{"class":"device","node":"` + manifest.NewNodeID() + `"}`, 403, "may not use that node"},
 		{admin, `{"class":"device","scopes":["tools:list"]}`, 400, "scopes are those of the class"},
 		{admin, `{"class":"agent","scopes":["device:connect"]}`, 400, "scopes are those of the class"},
-		{admin, `{"class":"agent","scopes":["root"]}`, 400, "scopes are those of the class"},
+		{admin, `{"class":"agent","scopes":["root"]}`, 400, `not a scope: \"root\"`},
+		{admin, `{"add_scopes":["tools:lsit"]}`, 400, `did you mean \"tools:list\"?`},
+		{admin, `{"add_scopes":["notes:read"]}`, 403, "lacks: notes:read"}, // the same answer whether there is one or not
+		{admin, `{"topics":["build/*"]}`, 200, `"topics":["build/*"]`},
+		{admin, `{"topics":["build/*"],"scopes":["tools:list"]}`, 400, "topics, for agents with a scope for events"},
+		{admin, `{"topics":[""]}`, 400, "topics, for agents"},
+		{limited, `{}`, 200, `"topics":["alert","build/*"]`},
+		{limited, `{"topics":["build/x"]}`, 200, `"topics":["build/x"]`},
+		{limited, `{"topics":["log/*"]}`, 403, "topics that the token that makes it lacks"},
 		{admin, `{"class":"root"}`, 400, "class is agent"},
 		{admin, `{"subject":"a b"}`, 400, "subject"},
 		{admin, `{"class":"agent","node":"x"}`, 400, "node is for class device"},
@@ -88,6 +97,18 @@ func TestCreateToken(t *testing.T) {
 			t.Errorf("a token is in the audit log: %s", line)
 		}
 	}
+}
+
+// Whoever has a token of an agent learns what it may do, and nothing about others.
+func TestSelf(t *testing.T) {
+	a := newAdminTest(t)
+	limited := a.mint(auth.MintRequest{Class: "agent", Tenant: "zeta", Subject: "ann", Scopes: []string{"events:subscribe", "notes:read"}, PluginScopes: []string{"notes:read"}, Topics: []string{"log/*"}}).Token
+	if got, want := a.want(limited, "GET", "/v1/self", "", 200, ""), `{"tenant":"zeta","agent_id":"ann","scopes":["events:subscribe","notes:read"],"topics":["log/*"]}`; strings.TrimSpace(got) != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	a.want(a.mint(auth.MintRequest{Class: "agent", Scopes: []string{"tools:list"}}).Token, "GET", "/v1/self", "", 200, `"scopes":["tools:list"]}`)
+	a.want(a.mint(auth.MintRequest{Class: "device"}).Token, "GET", "/v1/self", "", 403, "class")
+	a.want("", "GET", "/v1/self", "", 401, "no token")
 }
 
 func TestListTokensPages(t *testing.T) {

@@ -379,12 +379,15 @@ func (r *Relay) pluginDirRecord() string {
 	return dir
 }
 
-// PluginScopes returns the scopes that plugins of the relay of a state directory declare, whether
-// it runs or not; at is what it stored when it last started. The error names manifests that are
-// not valid; the scopes are those of the others.
-func PluginScopes(stateDir string, at auth.Endpoint) ([]string, error) {
-	return process.DeclaredScopes(cmp.Or(at.PluginDir, filepath.Join(stateDir, pluginDir)))
+// PluginDir is the plugin directory of the relay of a state directory, whether it runs or not; at is
+// what it stored when it last started.
+func PluginDir(stateDir string, at auth.Endpoint) string {
+	return cmp.Or(at.PluginDir, filepath.Join(stateDir, pluginDir))
 }
+
+// PluginScopes returns the scopes that the manifests in a plugin directory declare, sorted. The
+// error names manifests that cannot be read; the scopes are those of the others.
+func PluginScopes(dir string) ([]string, error) { return process.DeclaredScopes(dir) }
 
 // pluginLoader loads and unloads plugins for the control plane. Built-in plugins that were
 // enabled at the start can be unloaded and loaded again; those of the plugin directory are

@@ -65,6 +65,12 @@ func errNoStateDir() error {
 
 func tokenStore(*cobra.Command, string, bool) (*auth.Store, error) { return nil, errNoStateDir() }
 
+func scopesOfPlugins(*auth.Store, string, ...[]string) (pluginScopes, error) {
+	return pluginScopes{}, errNoStateDir()
+}
+
+func localPluginScopes(string) []string { return nil }
+
 func localChange(*cobra.Command, string, kernel.Record, bool, func(*kernel.Record) error) error {
 	return errNoStateDir()
 }

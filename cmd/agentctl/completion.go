@@ -120,14 +120,7 @@ func withPrefix(words []string, prefix string) []string {
 // the one that name means unless it is empty. completionTimeout bounds that, and it prints nothing:
 // a relay that does not answer means no candidates.
 func completionNodes(cmd *cobra.Command, name string) []client.Node {
-	flag := func(name string) string {
-		if f := cmd.Flags().Lookup(name); f != nil {
-			return f.Value.String()
-		}
-		return ""
-	}
-	rf := relayFlags{relay: flag("relay"), tokenFile: flag("token-file"), caFile: flag("ca-file"), caSHA256: flag("ca-sha256"), set: cmd.Flags()}
-	rc, err := rf.client()
+	rc, err := completionClient(cmd)
 	if err != nil {
 		return nil
 	}
@@ -141,6 +134,18 @@ func completionNodes(cmd *cobra.Command, name string) []client.Node {
 	}
 	nodes, _ := rc.Nodes(ctx) // none on an error
 	return nodes
+}
+
+// completionClient is a client of the relay of the command's flags and environment.
+func completionClient(cmd *cobra.Command) (*client.Client, error) {
+	flag := func(name string) string {
+		if f := cmd.Flags().Lookup(name); f != nil {
+			return f.Value.String()
+		}
+		return ""
+	}
+	rf := relayFlags{relay: flag("relay"), tokenFile: flag("token-file"), caFile: flag("ca-file"), caSHA256: flag("ca-sha256"), set: cmd.Flags()}
+	return rf.client()
 }
 
 func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {

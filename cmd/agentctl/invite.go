@@ -39,7 +39,7 @@ func (f *inviteFlags) flags(c *cobra.Command) {
 // run calls fn with what the flags select.
 func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error {
 	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
-		func(s *auth.Store) error { return fn(&localInvites{s, f.tenant, f.local(cmd)}) })
+		func(s *auth.Store) error { return fn(&localInvites{s, f.stateDir, f.tenant, f.local(cmd)}) })
 }
 
 func newInvite() *cobra.Command {
@@ -62,6 +62,7 @@ code can join: send it as you would send a password.`,
 		Example: `  agentctl invite --name attic --tag roof
   agentctl invite --uses 20 --ttl 30d --tag greenhouse
   agentctl invite --agent claude
+  agentctl invite --agent claude --add-scope notes:read
   agentctl invite ls
   agentctl invite revoke 7K3M`,
 		Args: cobra.NoArgs,
@@ -109,7 +110,7 @@ code can join: send it as you would send a password.`,
 	fl.StringVar(&agent, "agent", "", "invite an agent or a person, by `NAME`, instead of a board")
 	fl.StringVar(&req.Name, "name", "", "`NAME` of the board (default: the one that it proposes)")
 	fl.StringArrayVar(&req.Tags, "tag", nil, "`TAG` of the board (repeatable)")
-	fl.StringArrayVar(&req.Scopes, "scope", nil, "with --agent: `SCOPE` in place of the default scopes (repeatable)")
+	grantFlags(c, "with --agent: ", "the default scopes", &req.Scopes, &req.Add, &req.Topics)
 	fl.IntVar(&req.Uses, "uses", 1, "`N` boards may join with the code")
 	fl.Var(duration.NewValue(&ttl, auth.DefaultInviteTTL), "ttl", "`DURATION` for which the code is good")
 	fl.StringVar(&relayURL, "url", "", "`URL` of the relay in the line to paste (default: the relay's own, see relay --public)")
@@ -202,5 +203,5 @@ func describeInvite(i *client.Invite) string {
 	if len(i.Tags) > 0 {
 		s += " with the tags " + strings.Join(i.Tags, " ")
 	}
-	return s + " of tenant " + i.Tenant
+	return s + " of tenant " + i.Tenant + limitedTo(i.Topics)
 }

@@ -15,9 +15,10 @@ import (
 // localInvites is inviteAdmin on a relay's state directory. A relay that runs there sees the
 // changes at once.
 type localInvites struct {
-	store  *auth.Store
-	tenant string // "": any
-	change localChanger
+	store    *auth.Store
+	stateDir string
+	tenant   string // "": any
+	change   localChanger
 }
 
 // CreateInvite implements inviteAdmin.
@@ -26,11 +27,15 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	if err != nil {
 		return nil, err
 	}
+	dir, err := scopesOfPlugins(l.store, l.stateDir, req.Scopes, req.Add)
+	if err != nil {
+		return nil, err
+	}
 	var inv *auth.Invite
 	var code string
 	err = l.change(kernel.Record{Tenant: req.Tenant, Tool: "invites.create"}, dryRun, func(r *kernel.Record) (err error) {
 		inv, code, err = l.store.CreateInvite(ctx, auth.InviteRequest{Class: req.Class, Tenant: req.Tenant, Name: req.Name, Tags: req.Tags,
-			Scopes: req.Scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
+			Scopes: req.Scopes, AddScopes: req.Add, Topics: req.Topics, PluginScopes: dir.scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
 		if err == nil {
 			r.Target = inv.Prefix
 		}
@@ -38,6 +43,9 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
 		return nil, exit(exitUsage, "%s", bad.Message)
+	}
+	if errors.Is(err, auth.ErrRequest) {
+		return nil, exit(exitUsage, "%w", dir.explain(err))
 	}
 	if err != nil {
 		return nil, err
@@ -78,6 +86,6 @@ func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun b
 
 // printable is an invite as commands print it, which is as the relay's API has it.
 func printable(i *auth.Invite) client.Invite {
-	return client.Invite{Prefix: i.Prefix, Class: i.Class, Tenant: i.Tenant, Name: i.Name, Tags: i.Tags, Scopes: i.Scopes.String(), Uses: i.Uses, Used: i.Used,
+	return client.Invite{Prefix: i.Prefix, Class: i.Class, Tenant: i.Tenant, Name: i.Name, Tags: i.Tags, Scopes: i.Scopes.String(), Topics: i.Topics, Uses: i.Uses, Used: i.Used,
 		Creator: i.Creator, CreatedAtMS: i.CreatedAtMS, ExpiresAtMS: i.ExpiresAtMS, State: i.State}
 }

@@ -33,7 +33,9 @@ that cannot have run, or that only read; other calls fail with their outcome. Ca
 last 20 s at most.
 
 With --local it needs no relay and serves this board through the daemon's control socket.
-MCP_AGENT_ID then names the agent.
+
+MCP_AGENT_ID names the agent. With --local it is the name in the log. Through a relay the token says
+who the agent is: a token of another one is refused.
 
 Tool names have _ in place of dots, because some clients reject dots; --names dotted keeps the
 dots.`,
@@ -69,6 +71,11 @@ dots.`,
 					return err
 				} else if saved != nil {
 					o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
+				}
+				// Other errors of the token answer the client's requests: the relay may be back by then.
+				o.Token = checkAgentID(o.Token)
+				if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
+					return exit(exitUnauthorized, "%w", err)
 				}
 			}
 			// A read of stdin cannot be interrupted: closing it is what ends one.

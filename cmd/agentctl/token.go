@@ -3,6 +3,8 @@
 package main
 
 import (
+	"cmp"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,7 +54,7 @@ func newTokenLs() *cobra.Command {
 				return err
 			}
 			return printList(&out, cmd, rows, func() error {
-				table := term.NewTable(cmd.OutOrStdout(), "JTI", "CLASS", "TENANT", "SUBJECT", "EXPIRES", "STATE", "SCOPES")
+				table := term.NewTable(cmd.OutOrStdout(), "JTI", "CLASS", "TENANT", "SUBJECT", "EXPIRES", "STATE", "TOPICS", "SCOPES")
 				for _, t := range rows {
 					state := "good"
 					switch {
@@ -61,7 +63,7 @@ func newTokenLs() *cobra.Command {
 					case t.Expired:
 						state = "expired"
 					}
-					table.Row(t.JTI, t.Class, t.Tenant, t.Subject, t.Expires.Format(time.DateOnly), state, t.Scopes)
+					table.Row(t.JTI, t.Class, t.Tenant, t.Subject, t.Expires.Format(time.DateOnly), state, cmp.Or(strings.Join(t.Topics, ","), "-"), t.Scopes)
 				}
 				return table.Flush()
 			})

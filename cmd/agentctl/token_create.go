@@ -35,11 +35,17 @@ func newTokenCreate() *cobra.Command {
 With --relay and --token-file the relay creates the token, in the tenant of a token that has
 tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
 
+A plugin can have scopes of its own, such as notes:read. No class has them: name each one with
+--add-scope, or with --scope. --topic limits a token to topics of events, for programs that publish
+or follow only some.
+
 --out writes a file that only its owner can read. A redirection of the shell makes one that others
 can often read too, which commands refuse to use.`,
 		Example: `  agentctl token create --class device --out board.token
   agentctl token create --class agent --tenant greenhouse --ttl 720h --out agent.token
   agentctl token create --class tenant-admin --tenant greenhouse --out ann.token
+  agentctl token create --class agent --add-scope notes:read --add-scope notes:write --out notes.token
+  agentctl token create --class agent --scope events:ingest --topic 'build/*' --out ci.token
   agentctl token create --class device --count 100 --out mock.tokens
   agentctl token create --class device --relay https://relay.example:8460 --token-file ann.token --out board.token`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +70,7 @@ can often read too, which commands refuse to use.`,
 			}
 			if req.DryRun {
 				m := minted[0]
-				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes)
+				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes, limitedTo(m.Topics))
 				return nil
 			}
 			m, hint := minted[0], f.where(cmd)
@@ -88,7 +94,7 @@ can often read too, which commands refuse to use.`,
 	set := c.Flags()
 	set.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll, tenant-admin, operator or admin")
 	set.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` of the token; over HTTP the caller's")
-	set.StringArrayVar(&req.Scopes, "scope", nil, "`SCOPE` in place of the class's default scopes (repeatable)")
+	grantFlags(c, "", "the class's default scopes", &req.Scopes, &req.AddScopes, &req.Topics)
 	set.StringVar(&ttl, "ttl", "", "lifetime as a `DURATION`, such as 12h or 30d (default: agent 90d, device 365d, enroll 1h)")
 	set.StringVar(&req.NodeID, "node", "", "the `NODE` of a device token (default: a new one)")
 	set.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")

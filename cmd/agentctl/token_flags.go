@@ -40,6 +40,11 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 		return nil, err
 	}
 	defer func() { _ = s.Close() }()
+	var dir pluginScopes
+	if dir, err = scopesOfPlugins(s, f.stateDir, req.Scopes, req.AddScopes); err != nil {
+		return nil, err
+	}
+	req.PluginScopes = dir.scopes
 	var minted []auth.Minted
 	err = localChange(cmd, f.stateDir, kernel.Record{Tenant: req.Tenant, Tool: "tokens.create"}, req.DryRun, func(r *kernel.Record) (err error) {
 		if minted, err = s.Mint(cmd.Context(), req); err == nil {
@@ -48,7 +53,7 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 		return err
 	})
 	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
-		err = exit(exitUsage, "%w", err)
+		err = exit(exitUsage, "%w", dir.explain(err))
 	}
 	return minted, err
 }
@@ -67,12 +72,12 @@ func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]aut
 		return nil, err
 	}
 	t, err := rc.CreateToken(cmd.Context(), client.TokenRequest{Class: req.Class, Tenant: req.Tenant, Subject: req.Subject,
-		Scopes: req.Scopes, Node: req.NodeID, TTLMS: req.TTL.Milliseconds()}, req.DryRun)
+		Scopes: req.Scopes, Add: req.AddScopes, Topics: req.Topics, Node: req.NodeID, TTLMS: req.TTL.Milliseconds()}, req.DryRun)
 	if err != nil {
 		return nil, err
 	}
 	scopes, _ := auth.ParseScopes(strings.Fields(t.Scopes)...) // for people: none if a newer relay has others
-	return []auth.Minted{{Token: t.Token, JTI: t.JTI, Class: t.Class, Tenant: t.Tenant, Subject: t.Subject, NodeID: t.NodeID, Scopes: scopes, Expires: t.Expires}}, nil
+	return []auth.Minted{{Token: t.Token, JTI: t.JTI, Class: t.Class, Tenant: t.Tenant, Subject: t.Subject, NodeID: t.NodeID, Scopes: scopes, Topics: t.Topics, Expires: t.Expires}}, nil
 }
 
 // revoke revokes tokens. A relay revokes one at a time, by its jti.

@@ -5,11 +5,40 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/relay"
 	"agentctl/relay/auth"
 )
+
+// scopesOfPlugins reads which scopes plugins declare, if a scope is named at all. The directory is
+// that of AGENTCTL_PLUGIN_DIR, as for the relay, or the one with which the relay last started.
+func scopesOfPlugins(s *auth.Store, stateDir string, named ...[]string) (p pluginScopes, err error) {
+	if len(slices.Concat(named...)) == 0 {
+		return p, nil
+	}
+	at, err := s.Endpoint()
+	if err != nil {
+		return p, err
+	}
+	at.PluginDir = env("AGENTCTL_PLUGIN_DIR", at.PluginDir)
+	p.dir = relay.PluginDir(stateDir, at)
+	p.scopes, p.problems = relay.PluginScopes(p.dir)
+	return p, nil
+}
+
+// localPluginScopes is scopesOfPlugins for completion, which has none where there is no state.
+func localPluginScopes(stateDir string) []string {
+	s, err := auth.Open(auth.Options{StateDir: stateDir, Existing: true})
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = s.Close() }()
+	p, _ := scopesOfPlugins(s, stateDir, []string{"any"})
+	return p.scopes
+}
 
 // tokenStore opens a relay's state; only token create sets one up.
 //

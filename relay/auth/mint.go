@@ -182,6 +182,9 @@ type requestError struct{ error }
 // Is makes the error ErrRequest.
 func (e requestError) Is(target error) bool { return target == ErrRequest }
 
+// Unwrap returns the cause.
+func (e requestError) Unwrap() error { return e.error }
+
 func badMint(format string, args ...any) error { return requestError{fmt.Errorf(format, args...)} }
 
 // resolveNode returns the node id that a request names, or "" for new ones. It refuses

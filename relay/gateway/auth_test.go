@@ -135,6 +135,55 @@ func TestTenants(t *testing.T) {
 	}
 }
 
+// TestLimitedTopics: a token that is limited to topics gets no event of another topic: live, resumed
+// from the ring, replayed from the log, or by a ticket.
+func TestLimitedTopics(t *testing.T) {
+	log, _ := openLog(t, t.TempDir())
+	g := start(t, Options{Identities: testIdentities, Log: log, Ring: 4})
+	narrow := []string{"Authorization", "Bearer narrow"}
+	first := g.post("y", "0", "Authorization", "Bearer alice")
+	live := g.open("", narrow...)
+	want := []string{}
+	for i := range 6 { // more than the ring holds
+		for _, topic := range []string{"log/a", "y", "log", "x", "xy"} {
+			g.post(topic, fmt.Sprint(i), "Authorization", "Bearer alice")
+		}
+		want = append(want, "log/a", fmt.Sprint(i), "x", fmt.Sprint(i))
+	}
+	live.want(want...)
+	status, _, body := g.request("POST", TicketPath, "", narrow...)
+	var out struct{ Ticket string }
+	if err := json.Unmarshal([]byte(body), &out); status != 200 || err != nil {
+		t.Fatalf("%d %s, %v", status, body, err)
+	}
+	resume := fmt.Sprintf("?lastEventId=%d", first)
+	g.open(resume, narrow...).want(want...) // from the log and the ring
+	g.open(resume + "&ticket=" + out.Ticket).want(want...)
+	g.open(fmt.Sprintf("?lastEventId=%d&ticket=%s", g.Stats().LastID-3, out.Ticket)).want("x", "5") // from the ring
+	var onlyLog []string
+	for i := range 6 {
+		onlyLog = append(onlyLog, "log/a", fmt.Sprint(i))
+	}
+	g.open(resume + "&topics=log/*&ticket=" + out.Ticket).want(onlyLog...)
+	for topics, want := range map[string]int{"y": 403, "log": 403, "xy": 403, "x/*": 403, "y/*": 403, "x,y": 403, "x": 200, "log/*": 200, "log/a/*": 200, "log/a,x": 200} {
+		for _, by := range []struct {
+			query  string
+			header []string
+		}{{"", narrow}, {"&ticket=" + out.Ticket, nil}} {
+			status, _, body := g.request("HEAD", StreamPath+"?topics="+url.QueryEscape(topics)+by.query, "", by.header...)
+			if status != want {
+				t.Errorf("topics %s%s: %d %s, want %d", topics, by.query, status, body, want)
+			}
+		}
+	}
+	if status, _, body := g.request("GET", StreamPath+"?topics=y", "", narrow...); status != 403 || !strings.Contains(body, "E_SAFETY_DENIED") || !strings.Contains(body, "the token is limited to other topics") {
+		t.Errorf("%d %s", status, body)
+	}
+	if status, _, body := g.request("POST", IngestPath, `{"topic":"log","data":1}`, narrow...); status != 403 || !strings.Contains(body, "the token is limited to other topics") {
+		t.Errorf("%d %s", status, body)
+	}
+}
+
 func TestTicket(t *testing.T) {
 	g := start(t, Options{Identities: testIdentities})
 	status, _, body := g.request("POST", TicketPath, "", "Authorization", "Bearer bob")

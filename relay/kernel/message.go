@@ -48,12 +48,9 @@ func (c *Caller) Has(scope string) bool {
 	return c != nil && c.Scopes != nil && c.Scopes.Has(scope)
 }
 
-// HasTopic reports whether the caller may have to do with a topic of events, as far as it has the
-// scopes to. Scopes without limits to topics have all of them.
+// HasTopic reports whether the caller's scopes for events extend to a topic; whether it has such
+// scopes is for Has. Scopes that know no limit extend to all topics.
 func (c *Caller) HasTopic(topic string) bool {
-	if c == nil || c.Scopes == nil {
-		return false
-	}
 	limit, ok := c.Scopes.(topicLimit)
 	return !ok || limit.HasTopic(topic)
 }

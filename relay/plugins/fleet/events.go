@@ -64,6 +64,9 @@ const (
 	eventsTime      = 3500 * time.Millisecond
 )
 
+// errTopic refuses topics that the caller's token does not have.
+var errTopic = &manifest.Error{Code: manifest.SafetyDenied, Reason: "topic", Message: "the token is limited to other topics; ask the relay's operator for one with the topics " + topicNames}
+
 var eventsTool = tool{
 	name: "fleet.events", title: "Read events", scope: manifest.ScopeEventsSubscribe,
 	description: "What happened, newest first: alerts, boards that came and went, tickets, joins. Also of boards that are offline.",
@@ -117,7 +120,7 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	if err := readArguments(r, &args); err != nil {
 		return nil, err
 	}
-	q, err := p.eventQuery(r.Caller.Tenant, &args)
+	q, err := p.eventQuery(r.Caller, &args)
 	if err != nil {
 		return nil, err
 	}
@@ -163,12 +166,19 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 }
 
 // eventQuery checks what the schema cannot.
-func (p *Plugin) eventQuery(tenant string, args *eventsArguments) (EventQuery, error) {
+func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (EventQuery, error) {
+	tenant := caller.Tenant
 	q := EventQuery{Tenant: tenant}
 	for _, topic := range eventTopics {
-		if len(args.Topics) == 0 || slices.Contains(args.Topics, topic.name) {
+		switch isNamed := slices.Contains(args.Topics, topic.name); {
+		case caller.HasTopic(topic.name) && (isNamed || len(args.Topics) == 0):
 			q.Types = append(q.Types, topic.types...)
+		case isNamed:
+			return q, errTopic
 		}
+	}
+	if len(q.Types) == 0 {
+		return q, errTopic
 	}
 	if args.Board != "" {
 		b, err := p.resolve(tenant, args.Board)

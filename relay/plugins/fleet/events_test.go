@@ -88,6 +88,45 @@ type onlyScope string
 
 func (s onlyScope) Has(scope string) bool { return scope == string(s) }
 
+// limitedScopes is a token that is limited to one topic.
+type limitedScopes string
+
+func (limitedScopes) Has(scope string) bool        { return scope == manifest.ScopeEventsSubscribe }
+func (s limitedScopes) HasTopic(topic string) bool { return topic == string(s) }
+
+// A token that is limited to topics gets the events of no other.
+func TestEventsOfLimitedToken(t *testing.T) {
+	log := &recordedEvents{}
+	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
+	log.add(at, "join.agent", "ann", `{"agent_id":"ann"}`)
+	log.add(at, "alert.raised", nodeID(2), `{"level":"error","metric":"cpu_pct","value":99,"message":"x"}`)
+	p := New(Options{Boards: newAskedFleet(t, 3), Events: log, Now: func() time.Time { return at.Add(time.Hour) }})
+	k := kernel.New(kernel.Options{})
+	if err := k.Load(p, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ topic, args, want string }{
+		{"alert", `{}`, "alert"},
+		{"alert", `{"topics":["alert"]}`, "alert"},
+		{"join", `{}`, "join"},
+		{"alert", `{"topics":["join"]}`, ""},
+		{"alert", `{"topics":["alert","join"]}`, ""},
+		{"build", `{}`, ""},
+	} {
+		res, err := k.Call(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "acme", Scopes: limitedScopes(tt.topic)}, Tool: "fleet.events", Arguments: json.RawMessage(tt.args)})
+		if tt.want == "" {
+			if e := manifest.AsError(err); e == nil || e.Code != manifest.SafetyDenied || e.Reason != "topic" {
+				t.Errorf("%s %s: %v", tt.topic, tt.args, err)
+			}
+			continue
+		}
+		var page eventsPage
+		if err != nil || json.Unmarshal(res.Structured, &page) != nil || len(page.Events) != 1 || page.Events[0].Topic != tt.want {
+			t.Errorf("%s %s: %+v, %v", tt.topic, tt.args, page, err)
+		}
+	}
+}
+
 // TestEvents: what happened is shown newest first, with the board's name and id, by topic, board and
 // time.
 func TestEvents(t *testing.T) {

@@ -1,0 +1,85 @@
+//go:build !agentctl_omit_relay
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+)
+
+// grantFlags adds the flags for what a token or an agent's invite gives.
+func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]string) {
+	set := c.Flags()
+	set.StringArrayVar(scopes, "scope", nil, when+"`SCOPE` in place of "+defaults+" (repeatable)")
+	set.StringArrayVar(add, "add-scope", nil, when+"`SCOPE` besides them, such as one of a plugin: notes:read (repeatable)")
+	set.StringArrayVar(topics, "topic", nil, when+"limit the scopes for events to `TOPIC`, such as alert or build/* (repeatable; default: all topics)")
+	_ = c.RegisterFlagCompletionFunc("scope", completeScopes) // an error says that the flag is not there
+	_ = c.RegisterFlagCompletionFunc("add-scope", completeScopes)
+	_ = c.RegisterFlagCompletionFunc("topic", cobra.FixedCompletions([]string{"alert", "audit", "join", "kernel", "log/*", "presence", "ticket"}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+// pluginScopes are the scopes that the manifests in a relay's plugin directory declare.
+type pluginScopes struct {
+	scopes   []string
+	dir      string
+	problems error // manifests that could not be read
+}
+
+// explain adds to the error of an unknown scope where those of plugins come from.
+func (p *pluginScopes) explain(err error) error {
+	if scope := new(auth.ScopeError); !errors.As(err, &scope) || p.dir == "" {
+		return err
+	}
+	err = fmt.Errorf("%w\nThe scopes of plugins are those in the manifests in %s", err, p.dir)
+	if p.problems != nil {
+		err = fmt.Errorf("%w, of which these are left out:\n%w", err, p.problems)
+	}
+	return err
+}
+
+// limitedTo describes the topics of a token.
+func limitedTo(topics []string) string {
+	if len(topics) == 0 {
+		return ""
+	}
+	return ", limited to the topics " + strings.Join(topics, " ")
+}
+
+// completeScopes completes a scope: those of the relay that an agent may hold and those of plugins
+// in a state directory, or those that the token holds where a relay is asked.
+func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	scopes := remoteScopes(cmd)
+	if !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
+		scopes = slices.DeleteFunc(slices.Clone(manifest.Scopes), func(s string) bool { return strings.HasPrefix(s, "device:") })
+		if f := cmd.Flags().Lookup("state-dir"); f != nil {
+			scopes = append(scopes, localPluginScopes(f.Value.String())...)
+		}
+	}
+	return withPrefix(scopes, word), cobra.ShellCompDirectiveNoFileComp
+}
+
+// remoteScopes returns the scopes of the token of the command's flags: it can grant no others.
+func remoteScopes(cmd *cobra.Command) []string {
+	if !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
+		return nil
+	}
+	rc, err := completionClient(cmd)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+	defer cancel()
+	self, err := rc.Self(ctx)
+	if err != nil {
+		return nil
+	}
+	return self.Scopes
+}
