@@ -46,7 +46,7 @@ func (r *Relay) toolsCall(w http.ResponseWriter, req *http.Request) {
 		defer r.bodies.Release(identityOf(kr.Caller), held)
 	}
 	if e != nil {
-		rec := kernel.Record{Address: r.clientAddr(req), Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID}
+		rec := kernel.Record{Address: r.clientAddr(req), Transport: endpointHTTP, Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: kr.TraceID}
 		if kr.Caller != nil {
 			rec.Tenant, rec.Actor = kr.Caller.Tenant, kr.Caller.Actor
 		}

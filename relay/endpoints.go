@@ -51,9 +51,6 @@ func (r *Relay) gate(enabled *atomic.Bool, h http.HandlerFunc) http.Handler {
 	})
 }
 
-// maxListedSessions bounds the MCP sessions that the control plane shows.
-const maxListedSessions = 200
-
 // transports shows and changes the endpoints for the control plane.
 type transports struct{ r *Relay }
 
@@ -65,31 +62,6 @@ type endpointConfig struct {
 	Enabled      *bool  `json:"enabled,omitempty"`
 	StreamQuota  *int64 `json:"stream_quota,omitempty"` // http only, as the next
 	EnforceQuota *bool  `json:"enforce_stream_quota,omitempty"`
-}
-
-// List implements control.Transports.
-func (t transports) List() []control.Transport {
-	r, e := t.r, &t.r.endpoints
-	quota, enforce := e.streamQuota.Load(), e.enforceQuota.Load()
-	listen := ""
-	if r.listener != nil {
-		listen = r.listener.Addr().String()
-	}
-	row := func(name string, enabled bool, sessions int, c endpointConfig) control.Transport {
-		c.Enabled = &enabled
-		raw, _ := json.Marshal(c) // cannot fail: plain values
-		return control.Transport{Name: name, Listen: listen, Enabled: enabled, Sessions: sessions, Config: raw}
-	}
-	m := r.mcp.Stats()
-	mcpRow := row(endpointMCP, e.mcp.Load(), m.Sessions+m.Streams, endpointConfig{})
-	for _, s := range r.mcp.Sessions(maxListedSessions) {
-		mcpRow.Open = append(mcpRow.Open, control.Session{ID: s.ID, Tenant: s.Tenant, AgentID: s.Actor})
-	}
-	return []control.Transport{
-		row(endpointHTTP, e.http.Load(), r.streams.Stats().Open, endpointConfig{StreamQuota: &quota, EnforceQuota: &enforce}),
-		mcpRow,
-		row(endpointLink, e.link.Load(), r.hub.Stats().Nodes, endpointConfig{}),
-	}
 }
 
 // Configure implements control.Transports. It refuses to disable the last endpoint that
@@ -112,7 +84,7 @@ func (t transports) Configure(name string, raw json.RawMessage) error {
 	case endpointLink:
 		enabled = &e.link
 	default:
-		return bad("the transports are http, mcp and link")
+		return bad("only http, mcp and link can be configured; kernel.transport.list shows all transports")
 	}
 	switch {
 	case name != endpointHTTP && (c.StreamQuota != nil || c.EnforceQuota != nil):

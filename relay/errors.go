@@ -30,7 +30,7 @@ func (r *Relay) fail(w http.ResponseWriter, req *http.Request, status int, code 
 func (r *Relay) writeDenied(w http.ResponseWriter, req *http.Request, err error) {
 	e, status := denial(err)
 	trace, _ := edge.TraceID(req)
-	r.recordDecision(kernel.Record{Address: r.clientAddr(req), Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
+	r.recordDecision(kernel.Record{Address: r.clientAddr(req), Transport: transportOf(req.URL.Path), Decision: kernel.Denied, Code: e.Code, Reason: e.Reason, TraceID: trace})
 	r.writeError(w, status, e, trace)
 }
 

@@ -32,7 +32,8 @@ import (
 // reference parser.
 //
 // The other packages return Stats, which are read at scrape time. No label names a tenant,
-// a node or a tool, so the number of series is fixed.
+// a node or a tool, so the number of series is bounded: it changes with the loaded plugins only, of
+// which all boards are one.
 
 // counters are what this package counts itself. The keys of both maps are fixed, so that
 // they need no lock.
@@ -40,6 +41,10 @@ type counters struct {
 	calls     map[manifest.Code]*atomic.Uint64 // decisions; "" is success
 	events    map[string]*atomic.Uint64        // of devices, by kind
 	overQuota atomic.Uint64                    // streams
+
+	http, mcp, metrics, status transportCounts
+	statusOpen                 atomic.Int32 // connections of the status socket
+	statusServed               atomic.Bool
 }
 
 // deviceEventKinds are the kinds of hub.AuditEvent, and bad_event.
@@ -58,10 +63,11 @@ func newCounters() *counters {
 	return c
 }
 
-// countDecision counts a decision by its code. The end of a stream is no decision.
+// countDecision counts a decision by its code and transport. The end of a stream is no decision.
 func (c *counters) countDecision(r *kernel.Record) {
 	if n := c.calls[r.Code]; n != nil && r.Decision != kernel.Closed {
 		n.Add(1)
+		c.countRequest(r)
 	}
 }
 
@@ -214,6 +220,8 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	}{{"error", s.kernel.Errors - s.kernel.Refused}, {"panic", s.kernel.Panics}, {"timeout", s.kernel.Timeouts}} { // a refusal is no failure
 		b = appendSample(b, "agentctl_plugin_errors_total", `kind="`+e.kind+`"`, float64(max(e.n, 0)))
 	}
+	b = appendPlugins(b, r.kernel.PluginFigures())
+	b = appendTransports(b, r.transportFigures(s))
 	b = appendHeader(b, "agentctl_fanout_seconds", "gauge", "Time from a change of a resource or list until a subscriber received it, by quantile.")
 	for _, q := range []struct {
 		q  string
@@ -228,6 +236,62 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 		func(c *stages.ClassStats) *stages.Histogram { return &c.RequestBytes })
 	return appendHistograms(b, "agentctl_response_bytes", "Size of the results, excluding streams, by class of tool.", classes,
 		func(c *stages.ClassStats) *stages.Histogram { return &c.ResponseBytes })
+}
+
+// appendPlugins appends the figures of each plugin; the boards are one, named devices.
+func appendPlugins(b []byte, plugins []kernel.PluginFigures) []byte {
+	for _, f := range []struct {
+		name, typ, help string
+		value           func(*kernel.PluginFigures) int64
+	}{
+		{"agentctl_plugin_up", "gauge", "Whether the plugin can be called: its program runs and its circuit breaker is not open. Of devices their number.", func(p *kernel.PluginFigures) int64 { return int64(p.Up) }},
+		{"agentctl_plugin_calls_total", "counter", "Calls and reads that reached the plugin.", func(p *kernel.PluginFigures) int64 { return p.Calls }},
+		{"agentctl_plugin_calls_in_flight", "gauge", "Calls and reads of the plugin in progress.", func(p *kernel.PluginFigures) int64 { return p.InFlight }},
+		{"agentctl_plugin_failures_total", "counter", "How often the plugin's program ended, hung or did not start.", func(p *kernel.PluginFigures) int64 { return int64(p.Failures) }},
+	} {
+		b = appendHeader(b, f.name, f.typ, f.help)
+		for i := range plugins {
+			b = appendSample(b, f.name, `plugin="`+plugins[i].Name+`"`, float64(f.value(&plugins[i])))
+		}
+	}
+	const failed = "agentctl_plugin_call_errors_total"
+	b = appendHeader(b, failed, "counter", "Calls and reads of the plugin that failed, by cause: error, panic or timeout.")
+	for i := range plugins {
+		p := &plugins[i]
+		for _, e := range []struct {
+			kind string
+			n    int64
+		}{{"error", p.Errors - p.Panics - p.Timeouts}, {"panic", p.Panics}, {"timeout", p.Timeouts}} {
+			b = appendSample(b, failed, `plugin="`+p.Name+`",kind="`+e.kind+`"`, float64(max(e.n, 0)))
+		}
+	}
+	return b
+}
+
+// appendTransports appends the figures of each transport.
+func appendTransports(b []byte, list []transportFigures) []byte {
+	for _, f := range []struct {
+		name, typ, help string
+		value           func(*transportFigures) uint64
+	}{
+		{"agentctl_transport_enabled", "gauge", "1 if the transport is served.", func(t *transportFigures) uint64 {
+			if t.Enabled {
+				return 1
+			}
+			return 0
+		}},
+		{"agentctl_transport_sessions", "gauge", "Open connections, sessions and streams of the transport.", func(t *transportFigures) uint64 { return uint64(t.Sessions) }},
+		{"agentctl_transport_requests_total", "counter", "Requests that the transport answered: calls and reads (http, mcp), links, streams (sse), scrapes, questions about the status.", func(t *transportFigures) uint64 { return t.Requests }},
+		{"agentctl_transport_errors_total", "counter", "Requests of the transport that were refused or failed.", func(t *transportFigures) uint64 { return t.Errors }},
+	} {
+		b = appendHeader(b, f.name, f.typ, f.help)
+		for i := range list {
+			if f.typ == "gauge" || list[i].Name != transportPlugins {
+				b = appendSample(b, f.name, `transport="`+list[i].Name+`"`, float64(f.value(&list[i])))
+			}
+		}
+	}
+	return b
 }
 
 // appendStores appends what the monitor of the disk knows of each store.
@@ -379,12 +443,15 @@ func (r *Relay) metricsRoutes() http.Handler {
 	host, _, _ := net.SplitHostPort(r.opt.MetricsListen)
 	guard := r.newGuard(edge.IsLoopback(host))
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		r.metrics.metrics.requests.Add(1)
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_, _ = w.Write(r.writeMetrics(make([]byte, 0, 8<<10)))
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		if err := guard.Check(req); err != nil {
+			r.metrics.metrics.requests.Add(1)
+			r.metrics.metrics.errors.Add(1)
 			r.fail(w, req, http.StatusForbidden, manifest.SafetyDenied, err.Error())
 			return
 		}

@@ -110,7 +110,8 @@ type Relay struct {
 	strangers   *edge.Limiter // of log lines by address, see mayLogStranger
 	listSecret  string        // of this run, see nodesTag
 
-	listener, metricsListener, gatewayListener net.Listener // nil: not served
+	listener, metricsListener, gatewayListener net.Listener               // nil: not served
+	metricsConns                               atomic.Pointer[edge.Conns] // of metricsListener, once it serves
 
 	tls         *tls.Config            // nil: plain HTTP
 	certificate *Certificate           // nil: not TLSFiles
@@ -383,7 +384,9 @@ func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metrics
 	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
 	if r.metricsListener != nil {
 		// Its connections are counted apart: a flood elsewhere does not keep a monitor out.
-		ln := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns}).Listener(r.metricsListener, true)
+		metricsConns := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns})
+		r.metricsConns.Store(metricsConns)
+		ln := metricsConns.Listener(r.metricsListener, true)
 		wg.Go(func() { failed <- metricsSrv.Serve(ln) })
 	}
 	return srv, metricsSrv

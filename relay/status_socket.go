@@ -94,6 +94,8 @@ func (r *Relay) serveStatus(ctx context.Context) {
 		r.log.Warn("agentctl relay status will not find this relay", zap.Error(err))
 		return
 	}
+	r.metrics.statusServed.Store(true)
+	defer r.metrics.statusServed.Store(false)
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
 	slots := make(chan struct{}, maxStatusConns)
@@ -115,8 +117,13 @@ func (r *Relay) serveStatus(ctx context.Context) {
 		conns.Go(func() {
 			defer func() { <-slots }()
 			defer c.Close()
+			r.metrics.statusOpen.Add(1)
+			defer r.metrics.statusOpen.Add(-1)
 			_ = c.SetDeadline(time.Now().Add(statusTimeout))
-			_ = json.NewEncoder(c).Encode(r.Status())
+			r.metrics.status.requests.Add(1)
+			if json.NewEncoder(c).Encode(r.Status()) != nil {
+				r.metrics.status.errors.Add(1)
+			}
 		})
 	}
 	conns.Wait()

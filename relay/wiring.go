@@ -162,8 +162,9 @@ func (r *Relay) newKernel() (err error) {
 			rec.Target = target
 			return r.beginChange(ctx, rec)
 		},
-		Metrics:      func() any { return r.stages.Metrics().Stats() },
-		ResetMetrics: func() { r.stages.Metrics().Reset() },
+		Metrics:          func() any { return r.stages.Metrics().Stats() },
+		ResetMetrics:     func() { r.stages.Metrics().Reset() },
+		TransportFigures: func() any { return r.transportFigures(r.snapshot()) },
 	})
 	return nil
 }

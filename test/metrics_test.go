@@ -3,7 +3,10 @@ package test
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 
 	"agentctl/manifest"
 	"agentctl/relay"
+	"agentctl/relay/gateway"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
 )
@@ -58,7 +62,7 @@ func TestMetrics(t *testing.T) {
 			for _, m := range f.GetMetric() {
 				key := name
 				for _, l := range m.GetLabel() {
-					if !strings.Contains(" code kind class pool quantile reason result store ", " "+l.GetName()+" ") {
+					if !strings.Contains(" code kind class plugin pool quantile reason result store transport ", " "+l.GetName()+" ") {
 						t.Errorf("%s has a label %s", name, l.GetName())
 					}
 					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
@@ -109,19 +113,29 @@ func TestMetrics(t *testing.T) {
 	}
 	grew := func(key string) float64 { return after[key] - before[key] }
 	for key, want := range map[string]float64{
-		"agentctl_commands_total":                       4,
-		"agentctl_tool_calls_total{code=ok}":            4,
-		"agentctl_metric_frames_total":                  1,
-		"agentctl_sse_events_total":                     1,
-		"agentctl_sse_closes_total{code=1000}":          1,
-		"agentctl_device_links_total":                   2,
-		"agentctl_tool_calls_total{code=E_INTERNAL}":    0,
-		"agentctl_device_events_total{kind=late_ack}":   0,
-		"agentctl_tool_calls_total{code=E_BAD_REQUEST}": 1,
+		"agentctl_commands_total":                                         4,
+		"agentctl_tool_calls_total{code=ok}":                              4,
+		"agentctl_metric_frames_total":                                    1,
+		"agentctl_sse_events_total":                                       1,
+		"agentctl_sse_closes_total{code=1000}":                            1,
+		"agentctl_device_links_total":                                     2,
+		"agentctl_tool_calls_total{code=E_INTERNAL}":                      0,
+		"agentctl_device_events_total{kind=late_ack}":                     0,
+		"agentctl_tool_calls_total{code=E_BAD_REQUEST}":                   1,
+		"agentctl_transport_requests_total{transport=link}":               2,
+		"agentctl_transport_errors_total{transport=mcp}":                  0,
+		"agentctl_plugin_call_errors_total{plugin=devices}{kind=timeout}": 0,
 	} {
 		if got := grew(key); got != want {
 			t.Errorf("%s grew by %v, want %v", key, got, want)
 		}
+	}
+	// The frames of a stream are no calls; what was refused before it reached the board is not the board's.
+	if got := grew("agentctl_plugin_calls_total{plugin=devices}"); got < 4 || got > 5 {
+		t.Errorf("%v calls of boards", got)
+	}
+	if got := grew("agentctl_transport_errors_total{transport=http}"); got < 4 || got >= grew("agentctl_transport_requests_total{transport=http}") {
+		t.Errorf("%v errors over HTTP", got)
 	}
 	// Waiting for a device to be loaded probes it with bad arguments.
 	for key, least := range map[string]float64{"E_MANIFEST_INVALID": 1, "E_SAFETY_DENIED": 2} {
@@ -224,4 +238,47 @@ func TestShutdownAnswers(t *testing.T) {
 			r.wantRefusal(<-c, http.StatusServiceUnavailable, manifest.NodeOffline)
 		}
 	})
+}
+
+// docs/operations.md has a row for each family; -update writes them.
+func TestMetricsDocs(t *testing.T) {
+	r := newTestRelay(t, withMetrics, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
+	p := expfmt.NewTextParser(model.LegacyValidation)
+	text := metricsText(t, r)
+	families, err := p.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+	for _, name := range slices.Sorted(maps.Keys(families)) {
+		f := families[name]
+		var labels []string
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			labels = append(labels, "`"+l.GetName()+"`")
+		}
+		rows += fmt.Sprintf("| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), strings.Join(labels, ", "), f.GetHelp())
+		// The conventions of Prometheus for names and help.
+		if f.GetType().String() == "COUNTER" != strings.HasSuffix(name, "_total") || strings.HasSuffix(name, "_ms") || !strings.HasSuffix(f.GetHelp(), ".") || strings.Contains(f.GetHelp(), "|") {
+			t.Errorf("%s: %s", name, f.GetHelp())
+		}
+	}
+	const file, begin, end = "../docs/operations.md", "<!-- metrics: go test ./test -run TestMetricsDocs -update -->\n", "<!-- end of metrics -->\n"
+	doc, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(doc), begin)
+	old, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no table of metrics", file)
+	}
+	switch {
+	case old == rows:
+	case *update:
+		if err := os.WriteFile(file, []byte(before+begin+rows+end+after), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	default:
+		t.Errorf("the table of metrics in %s is not that of /metrics; write it with: go test ./test -run TestMetricsDocs -update", file)
+	}
 }

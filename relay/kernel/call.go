@@ -47,7 +47,7 @@ func (k *Kernel) Call(ctx context.Context, r *Request) (*Result, error) {
 // Record returns the audit record of a served request. It holds only names with the
 // syntax of a tool name: others are text of the caller's choice.
 func (r *Request) Record() Record {
-	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, Via: r.Caller.Via, Address: r.Caller.Address, TraceID: r.TraceID, Decision: Allowed}
+	rec := Record{Tenant: r.Caller.Tenant, Actor: r.Caller.Actor, Via: r.Caller.Via, Address: r.Caller.Address, Transport: r.Caller.Transport, TraceID: r.TraceID, Decision: Allowed}
 	switch {
 	case r.Method == MethodRead:
 		rec.Reason = "read"

@@ -75,10 +75,13 @@ type PluginInfo struct {
 	Resources int    `json:"resources"`
 	Sandbox   string `json:"sandbox,omitempty"` // of Manifest
 	// Failures and LastError are those of Health.
-	Failures  int       `json:"failures,omitempty"`
-	LastError string    `json:"last_error,omitempty"`
-	Notes     []string  `json:"notes,omitempty"` // of Health
-	Manifest  *Manifest `json:"-"`               // read only
+	Failures  int      `json:"failures,omitempty"`
+	LastError string   `json:"last_error,omitempty"`
+	Notes     []string `json:"notes,omitempty"` // of Health
+	// Digest and Declaration are those of a Declarer.
+	Digest      string    `json:"digest,omitempty"`
+	Declaration any       `json:"-"` // nil: it was not declared by a document
+	Manifest    *Manifest `json:"-"` // read only
 }
 
 // Info lists the loaded plugins and the stages in force.
@@ -111,6 +114,9 @@ func (l *loaded) info() PluginInfo {
 		if h.Down {
 			i.State = StateDown
 		}
+	}
+	if d, ok := l.plugin.(Declarer); ok {
+		i.Declaration, i.Digest = d.Declaration()
 	}
 	return i
 }
@@ -207,6 +213,7 @@ func (k *Kernel) ResetCounters() {
 	k.notify.reset()
 	k.mu.RLock()
 	defer k.mu.RUnlock()
+	k.gone.reset()
 	for _, l := range k.plugins {
 		l.counts.reset()
 	}

@@ -95,6 +95,7 @@ type Kernel struct {
 	resources map[string]resourceEntry
 	methods   map[string][]*loaded // of MethodHandler plugins, ascending by name
 	views     map[string]*view     // by tenant; "" is shared
+	gone      counters             // of boards that were unloaded
 
 	drainMu  sync.Mutex                // protects draining
 	draining map[*loaded]chan struct{} // by retired plugin; see drainLocked

@@ -190,15 +190,17 @@ const (
 
 // Record is one line of the audit log (RFC-0005 §12): never arguments, never results.
 type Record struct {
-	Tenant   string
-	Actor    string
-	Address  netip.Addr // of the caller's client; invalid: unknown
-	Tool     string     // only names that passed the name syntax
-	NodeID   string
-	Via      string // the plugin that made the request on behalf of Actor, see Caller.Via
-	Target   string // what an administrative change is about: a jti, an invite's prefix, a plugin, a stage
-	Decision Decision
-	Code     manifest.Code
+	Tenant  string
+	Actor   string
+	Address netip.Addr // of the caller's client; invalid: unknown
+	// Transport is the caller's, for metrics; the audit log does not have it.
+	Transport string
+	Tool      string // only names that passed the name syntax
+	NodeID    string
+	Via       string // the plugin that made the request on behalf of Actor, see Caller.Via
+	Target    string // what an administrative change is about: a jti, an invite's prefix, a plugin, a stage
+	Decision  Decision
+	Code      manifest.Code
 	// Reason is a short word: scope, schema, rate, late_ack, a close code.
 	Reason  string
 	TraceID string

@@ -153,6 +153,13 @@ type MethodHandler interface {
 	HandleMethod(ctx context.Context, c *Caller, s Session, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
+// Declarer is a plugin that was declared by a document.
+type Declarer interface {
+	// Declaration returns the document, to be encoded as JSON, and its digest, SHA-256 in hex. The
+	// document is read only.
+	Declaration() (document any, digest string)
+}
+
 // Bounds of the registry. Each device is a plugin; the relay adds its built-in ones.
 const (
 	MaxPlugins        = 20_256
@@ -315,6 +322,9 @@ func (k *Kernel) insertLocked(l *loaded, methods []string) {
 func (k *Kernel) removeLocked(l *loaded) {
 	m := l.manifest
 	delete(k.plugins, m.Name)
+	if l.isDevice() {
+		k.gone.keepCounts(&l.counts)
+	}
 	if _, ok := l.plugin.(MethodHandler); ok { // whatever Methods returns by now
 		for method, list := range k.methods {
 			if list = slices.DeleteFunc(list, func(o *loaded) bool { return o == l }); len(list) == 0 {

@@ -37,7 +37,7 @@ func (h *Handler) servePost(w http.ResponseWriter, r *http.Request, x *exchange)
 	for i := range msgs {
 		x.modern = x.modern || msgs[i].version >= modernVersion
 		if msgs[i].method == "tools/list" && !mayListTools(x.caller) {
-			h.opts.Kernel.Audit(kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Address: x.caller.Address, Decision: kernel.Denied,
+			h.opts.Kernel.Audit(kernel.Record{Tenant: x.caller.Tenant, Actor: x.caller.Actor, Address: x.caller.Address, Transport: x.caller.Transport, Decision: kernel.Denied,
 				Code: manifest.SafetyDenied, Reason: "scope", TraceID: manifest.NewTraceID()})
 			h.refuse(w, r, http.StatusForbidden, manifest.E(manifest.SafetyDenied, "the token lacks tools:list and every tools:call scope"))
 			return

@@ -54,8 +54,9 @@ var (
 		Description: "an object with the fields that kernel.middleware.list shows, at most 16 KiB; what is left out has its default"}
 	argOrder = arguments.Field{Name: "order", Type: arguments.Array, Pattern: wordPattern, Min: 1, Max: 32,
 		Description: "every stage once, the outermost first; not together with name"}
-	argAfter = text("after", cursorPattern, "next of the answer before")
-	argLimit = arguments.Field{Name: "limit", Type: arguments.Integer, Min: 1, Max: 500, Description: "rows in one answer; 100 unless given"}
+	argAfter  = text("after", cursorPattern, "next of the answer before")
+	argPlugin = text("name", cursorPattern, "one plugin, with its manifest; not together with after and limit")
+	argLimit  = arguments.Field{Name: "limit", Type: arguments.Integer, Min: 1, Max: 500, Description: "rows in one answer; 100 unless given"}
 )
 
 // inputSchema is the JSON Schema of arguments, with further rules that hold at its top.

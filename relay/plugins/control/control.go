@@ -37,7 +37,7 @@ const (
 	MiddlewareURI = "mcp://kernel/middleware.json" // the pipeline in force, its order and configuration
 	TransportsURI = "mcp://kernel/transports.json" // adapters, listeners, sessions
 	MetricsURI    = "mcp://kernel/metrics.json"    // queues, fan-out, calls by class
-	PluginsURI    = "mcp://kernel/plugins.json"    // loaded plugins, their versions and states
+	PluginsURI    = "mcp://kernel/plugins.json"    // loaded plugins, their versions, states and manifests
 )
 
 // Types of the events that are appended; the payload is a Change.
@@ -71,14 +71,15 @@ type Middleware interface {
 
 // Transport is one way into the relay.
 type Transport struct {
-	Name    string `json:"name"`             // "http", "mcp", "link" ...
-	Listen  string `json:"listen,omitempty"` // the address, if it listens
+	Name    string `json:"name"`              // "http", "mcp", "link" ...
+	Adapter string `json:"adapter,omitempty"` // how it is spoken: "http", "websocket", "sse", "unix", "stdio"
+	Listen  string `json:"listen,omitempty"`  // the address or path, if it has one
 	Enabled bool   `json:"enabled"`
 	// Sessions counts open connections, sessions or streams. Open lists the first of them
 	// by id, where they have one.
 	Sessions int       `json:"sessions"`
 	Open     []Session `json:"open,omitempty"`
-	// Config is an object with the members that Configure may change.
+	// Config is an object with the members that Configure may change; empty: none.
 	Config json.RawMessage `json:"config"`
 }
 
@@ -121,6 +122,8 @@ type Options struct {
 	// ResetMetrics sets them to zero. Both may be nil.
 	Metrics      func() any
 	ResetMetrics func()
+	// TransportFigures returns the figures of the transports, to be encoded as JSON. nil: none.
+	TransportFigures func() any
 	// Level is the service log's; nil: it cannot be changed.
 	Level Level
 	// BeginChange records that a request is about to change target, and returns once the record
@@ -165,7 +168,7 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 		{MiddlewareURI, "Middleware", "The pipeline in force: stages in their order, scopes and configuration."},
 		{TransportsURI, "Transports", "The ways into the relay: adapters, listeners, sessions."},
 		{MetricsURI, "Metrics", "Queues, fan-out latency, dropped and coalesced changes, calls by class."},
-		{PluginsURI, "Plugins", "The loaded plugins with versions, states and what they offer."},
+		{PluginsURI, "Plugins", "The loaded plugins with versions, states and manifests; of the boards the first 200, without manifests."},
 	} {
 		m.Resources = append(m.Resources, &kernel.Resource{URI: r.uri, Name: strings.TrimPrefix(r.uri, "mcp://kernel/"), Title: r.title, Description: r.about,
 			MIME: "application/json", Scope: manifest.ScopeKernelAdmin, Watchable: true})
@@ -204,7 +207,11 @@ func (p *Plugin) Read(_ context.Context, _ *kernel.Caller, uri string) ([]byte, 
 	case MetricsURI:
 		return json.Marshal(p.metrics())
 	case PluginsURI:
-		return json.Marshal(p.plugins("", maxResourceRows))
+		content, err := p.pluginsResource()
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(content)
 	}
 	return nil, kernel.ErrNoResource
 }
@@ -252,7 +259,7 @@ func (p *Plugin) metricsFingerprint() string {
 func (p *Plugin) pluginsFingerprint() string {
 	var b strings.Builder
 	for _, i := range p.opt.Kernel.Info().Plugins {
-		fmt.Fprintf(&b, "%s@%s %s %d %d\n", i.Name, i.Version, i.State, i.Tools, i.Resources)
+		fmt.Fprintf(&b, "%s@%s %s %d %d %d %s %s\n", i.Name, i.Version, i.State, i.Tools, i.Resources, i.Failures, i.Digest, i.LastError)
 	}
 	return b.String()
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"slices"
 	"sync"
 	"time"
 
@@ -87,14 +86,16 @@ const (
 	stageSchema     = `{"type":"object","properties":{"name":{"type":"string"},"scope":{"type":"string"},"enabled":{"type":"boolean"},"config":{"type":"object"}},"required":["name","scope","enabled","config"],"additionalProperties":false}`
 	stagesOutput    = `"middleware":{"type":"array","description":"outermost first; of each stage the global line first","items":` + stageSchema + `}`
 	sessionSchema   = `{"type":"object","properties":{"id":{"type":"string","description":"for the scope connection=ID"},"tenant":{"type":"string"},"agent_id":{"type":"string"}},"required":["id","tenant","agent_id"],"additionalProperties":false}`
-	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"open":{"type":"array","items":` + sessionSchema + `},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
+	transportSchema = `{"type":"object","properties":{"name":{"type":"string"},"adapter":{"type":"string","description":"http, websocket, sse, unix or stdio"},"listen":{"type":"string"},"enabled":{"type":"boolean"},"sessions":{"type":"integer"},"open":{"type":"array","items":` + sessionSchema + `},"config":{"type":"object"}},"required":["name","enabled","sessions","config"],"additionalProperties":false}`
 	transportOutput = `"transports":{"type":"array","items":` + transportSchema + `}`
 	namesSchema     = `{"type":"array","items":{"type":"string"}}`
-	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open"]},` +
+	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open","down"]},` +
 		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
-		`"tools":{"type":"integer"},"resources":{"type":"integer"},"sandbox":{"type":"string","description":"of a program that is a plugin: what keeps it from the relay's files"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
+		`"tools":{"type":"integer"},"resources":{"type":"integer"},"sandbox":{"type":"string","description":"of a program that is a plugin: what keeps it from the relay's files"},` +
+		`"failures":{"type":"integer","description":"how often its program ended, hung or did not start"},"last_error":{"type":"string"},"digest":{"type":"string","description":"SHA-256 of its plugin.json"},` +
+		`"manifest":{"type":"object","description":"with name: what it declares, as its plugin.json does"},"manifest_bytes":{"type":"integer"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
 		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
-	pluginsOutput = `"total":{"type":"integer"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
+	pluginsOutput = `"total":{"type":"integer"},"boards":{"type":"integer","description":"of total"},"note":{"type":"string"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
 	tenantSchema  = `{"type":"object","properties":{"tenant":{"type":"string"},"subscribers":{"type":"integer"},"waiting":{"type":"integer"}},"required":["tenant","subscribers","waiting"],"additionalProperties":false}`
 	watchSchema   = `{"type":"object","properties":{"tenant":{"type":"string"},"uri":{"type":"string"},"watchers":{"type":"integer"}},"required":["tenant","uri","watchers"],"additionalProperties":false}`
 	statsSchema   = `{"type":"object","additionalProperties":{"type":"integer"}}`
@@ -132,8 +133,11 @@ var tools = sync.OnceValue(func() []tool {
 			router),
 		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", reads,
 			nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
-		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer.", reads,
-			arguments.Object{argAfter, argLimit}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer; with name, one with its manifest.", reads,
+			arguments.Object{argAfter, argLimit, argPlugin}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
+				if a.Name != "" {
+					return p.plugin(a.Name)
+				}
 				return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
 			}),
 		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", switches,
@@ -272,49 +276,6 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 		append([]kernel.WatchInfo{}, s.Watches[:min(len(s.Watches), maxRows)]...), len(s.Tenants), len(s.Watches)}, nil
 }
 
-// maxResourceRows bounds the rows of PluginsURI. The tool kernel.introspection.plugins has
-// pages.
-const maxResourceRows = 200
-
-// pluginRow is a plugin with the names of its tools and the URIs of its resources.
-type pluginRow struct {
-	kernel.PluginInfo
-	ToolNames []string `json:"tool_names"`
-	URIs      []string `json:"resource_uris"`
-}
-
-// pluginsAnswer is a page of plugins. Next is empty on the last one.
-type pluginsAnswer struct {
-	Total   int         `json:"total"`
-	Next    string      `json:"next,omitempty"`
-	Plugins []pluginRow `json:"plugins"`
-}
-
-// plugins is a page of the loaded plugins, in the order of their names, after one name.
-func (p *Plugin) plugins(after string, limit int) any {
-	all := p.opt.Kernel.Info().Plugins
-	out := pluginsAnswer{Total: len(all), Plugins: []pluginRow{}}
-	from, found := slices.BinarySearchFunc(all, after, func(i kernel.PluginInfo, name string) int { return cmp.Compare(i.Name, name) })
-	if found {
-		from++
-	}
-	for _, i := range all[from:] {
-		if len(out.Plugins) == limit {
-			out.Next = out.Plugins[limit-1].Name
-			break
-		}
-		row := pluginRow{PluginInfo: i, ToolNames: []string{}, URIs: []string{}}
-		for _, t := range i.Manifest.Tools {
-			row.ToolNames = append(row.ToolNames, t.Name)
-		}
-		for _, r := range i.Manifest.Resources {
-			row.URIs = append(row.URIs, r.URI)
-		}
-		out.Plugins = append(out.Plugins, row)
-	}
-	return out
-}
-
 // load loads or unloads a plugin, which may take seconds. It acquires the change slot only
 // afterwards, for the event, so that other changes do not wait.
 func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action string, do func(Plugins, context.Context, string) error) (any, error) {
@@ -340,9 +301,14 @@ func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action st
 // metrics is the content of MetricsURI.
 func (p *Plugin) metrics() any {
 	out := struct {
-		Kernel  kernel.Stats `json:"kernel"`
-		Classes any          `json:"classes,omitempty"`
-	}{Kernel: p.opt.Kernel.Stats()}
+		Kernel     kernel.Stats           `json:"kernel"`
+		Classes    any                    `json:"classes,omitempty"`
+		Plugins    []kernel.PluginFigures `json:"plugins"`
+		Transports any                    `json:"transports,omitempty"`
+	}{Kernel: p.opt.Kernel.Stats(), Plugins: p.opt.Kernel.PluginFigures()}
+	if p.opt.TransportFigures != nil {
+		out.Transports = p.opt.TransportFigures()
+	}
 	if p.opt.Metrics != nil {
 		out.Classes = p.opt.Metrics()
 	}
