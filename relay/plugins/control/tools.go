@@ -92,7 +92,7 @@ const (
 	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open","down"]},` +
 		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
 		`"tools":{"type":"integer"},"resources":{"type":"integer"},"sandbox":{"type":"string","description":"of a program that is a plugin: what keeps it from the relay's files"},` +
-		`"failures":{"type":"integer","description":"how often its program ended, hung or did not start"},"last_error":{"type":"string"},"digest":{"type":"string","description":"SHA-256 of its plugin.json"},` +
+		`"failures":{"type":"integer","description":"how often its program ended, hung or did not start"},"last_error":{"type":"string"},"notes":` + namesSchema + `,"digest":{"type":"string","description":"SHA-256 of its plugin.json"},` +
 		`"manifest":{"type":"object","description":"with name: what it declares, as its plugin.json does"},"manifest_bytes":{"type":"integer"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
 		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
 	pluginsOutput = `"total":{"type":"integer"},"boards":{"type":"integer","description":"of total"},"note":{"type":"string"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
