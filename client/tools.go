@@ -79,7 +79,9 @@ type Plugin struct {
 	Timeouts  int64  `json:"timeouts"`
 	Tools     int    `json:"tools"`
 	Resources int    `json:"resources"`
-	Sandbox   string `json:"sandbox,omitempty"` // of a program that is a plugin
+	Sandbox   string `json:"sandbox,omitempty"`    // of a program that is a plugin
+	Failures  int    `json:"failures,omitempty"`   // how often that program ended or did not start
+	LastError string `json:"last_error,omitempty"` // why it was down the last time
 }
 
 // Plugins lists the loaded plugins, connected boards included: every board is a plugin. It
@@ -107,6 +109,12 @@ func (c *Client) Plugins(ctx context.Context) ([]Plugin, error) {
 // LoadPlugin starts a plugin of the relay's plugin directory.
 func (c *Client) LoadPlugin(ctx context.Context, name string) error {
 	return c.call(ctx, "kernel.plugin.load", map[string]any{"name": name}, nil)
+}
+
+// ReloadPlugin replaces a plugin by the version that its folder has now. If that one does not pass its
+// checks, the running one stays and the error says why.
+func (c *Client) ReloadPlugin(ctx context.Context, name string) error {
+	return c.call(ctx, "kernel.plugin.reload", map[string]any{"name": name}, nil)
 }
 
 // UnloadPlugin stops a plugin: NAME or NAME@VERSION.

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +10,9 @@ import (
 	"os"
 	"slices"
 	"strings"
+
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
 )
 
 // Reloaded is what became of one source at a reload.
@@ -17,8 +22,8 @@ type Reloaded struct {
 }
 
 // Reload reads again what may change while the relay serves: the certificate of Options.TLSCert,
-// the origins of Options.AllowOriginFile, and the gateway's tokens and origins. Each source is
-// taken or left by itself. It is called by one goroutine, after Open.
+// the origins of Options.AllowOriginFile, the gateway's tokens and origins, and the external plugins
+// whose manifest or program has changed. Each source is taken or left by itself. It is called by one goroutine, after Open.
 //
 // Tokens, keys and revocations of the state directory need no reload: Run follows them.
 func (r *Relay) Reload() (list []Reloaded) {
@@ -42,7 +47,24 @@ func (r *Relay) Reload() (list []Reloaded) {
 		}
 		list = append(list, Reloaded{"the event gateway's tokens and origins", err})
 	}
+	for _, p := range r.processes.ReloadChanged(context.Background()) { // bounded by the time that a plugin has to start
+		list = append(list, Reloaded{"plugin " + p.Name, p.Err})
+		if p.Err == nil {
+			r.logPluginChange("reload", p.Name, "")
+		}
+	}
 	return list
+}
+
+// logPluginChange offers the event of a change that the relay made by itself, and informs those who
+// watch the list of plugins.
+func (r *Relay) logPluginChange(action, name, reason string) {
+	payload, err := json.Marshal(control.Change{Action: action, Name: name, Reason: reason, Actor: control.ActorRelay})
+	if err != nil {
+		return // strings are always JSON
+	}
+	r.queue.Offer(kernel.Event{Type: control.EventPlugin, Aggregate: name, Payload: payload})
+	r.control.PluginsChanged()
 }
 
 // origins are those of pages that may call.

@@ -178,6 +178,7 @@ func (r *Relay) processOptions() process.Options {
 	return process.Options{
 		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, Log: r.queue, SocketDir: r.opt.PluginSockets,
 		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
+		OnDown: func(name, reason string) { r.logPluginChange("restart", name, reason) },
 	}
 }
 
@@ -409,12 +410,36 @@ func (p pluginLoader) Load(ctx context.Context, name string) error {
 	return err
 }
 
+// maxPluginChange bounds a reload or an unload. It leaves time for the answer within kernel.CallBudget.
+const maxPluginChange = kernel.CallBudget - time.Second
+
+// Reload replaces a plugin by what its folder has now. A built-in one is replaced by itself, which
+// closes its breaker and begins its counters anew.
+func (p pluginLoader) Reload(ctx context.Context, name string) error {
+	if name == control.Name {
+		return manifest.E(manifest.BadRequest, "the control plane is part of the relay: restart the relay for another version")
+	}
+	if b := p.r.builtins[name]; b != nil {
+		if !p.r.kernel.IsLoaded(b) {
+			return kernel.ErrNotLoaded
+		}
+		_, err := p.r.kernel.Replace(b)
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, maxPluginChange)
+	defer cancel()
+	_, err := p.r.processes.Reload(ctx, name)
+	return err
+}
+
 // Unload ends a plugin, given as NAME or NAME@VERSION.
-func (p pluginLoader) Unload(_ context.Context, name string) error {
+func (p pluginLoader) Unload(ctx context.Context, name string) error {
 	if base, _, _ := strings.Cut(name, "@"); base == control.Name {
 		return manifest.E(manifest.BadRequest, "the control plane stays: without it nothing could be loaded again")
 	}
-	err := p.r.processes.Unload(name)
+	ctx, cancel := context.WithTimeout(ctx, maxPluginChange)
+	defer cancel()
+	err := p.r.processes.Unload(ctx, name)
 	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") { // a colon: a device, which its link unloads
 		return p.r.kernel.UnloadByName(name)
 	}

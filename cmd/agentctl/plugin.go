@@ -17,15 +17,15 @@ import (
 func newPlugin() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
-		Short: "Check, list, load and unload the relay's plugins",
+		Short: "Check, list, load, reload and unload the relay's plugins",
 		Long: `Manage the relay's plugins. Your own plugin is a folder in the relay's plugin directory with
 a manifest, plugin.json, and an executable, run, that speaks MCP over stdin and stdout;
 docs/kernel.md shows one.
 
-ls, load and unload need a token with the scope kernel:admin:
+ls, load, reload and unload need a token with the scope kernel:admin:
   agentctl token create --class operator`,
 	}
-	c.AddCommand(newPluginAdopt(), newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginUnload(), newPluginServe())
+	c.AddCommand(newPluginAdopt(), newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginReload(), newPluginUnload(), newPluginServe())
 	return c
 }
 
@@ -50,8 +50,16 @@ func newPluginLs() *cobra.Command {
 	var rf relayFlags
 	var out output
 	c := &cobra.Command{
-		Use:     "ls",
-		Short:   "List the loaded plugins",
+		Use:   "ls",
+		Short: "List the loaded plugins",
+		Long: `List the loaded plugins. STATE is
+
+  loaded      it serves calls
+  down        its program has ended or was killed because it did not answer, and is started again
+  open        calls are refused for a while after repeated failures
+  half_open   one call is let through as a test
+
+FAILURES counts how often the program ended or did not start, LAST ERROR says why it did the last time.`,
 		Example: "  agentctl plugin ls --token-file admin.token",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rf.client()
@@ -63,9 +71,9 @@ func newPluginLs() *cobra.Command {
 				return err
 			}
 			return out.print(cmd, plugins, func() error {
-				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS", "SANDBOX")
+				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS", "SANDBOX", "FAILURES", "LAST ERROR")
 				for _, p := range plugins {
-					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"))
+					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"), p.Failures, cmp.Or(p.LastError, "-"))
 				}
 				return t.Flush()
 			})
@@ -94,12 +102,33 @@ a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl p
 	})
 }
 
+func newPluginReload() *cobra.Command {
+	return newPluginChange(pluginChange{
+		verb: "reload",
+		cmd: cobra.Command{
+			Use:   "reload NAME",
+			Short: "Replace a plugin by the version in its folder, without a call that fails",
+			Long: `Start the version of a plugin that its folder has now, beside the one that runs. When it has answered
+the handshake and serves what plugin.json declares, it takes over in one step: no call fails, and
+subscriptions go on. The old one ends after its calls in flight, 6 s later at the latest.
+
+If the new version fails a check, the old one stays, and the error says why.
+
+To reload all plugins whose manifest or program has changed, send SIGHUP to the relay
+(systemctl reload agentctl-relay).`,
+			Example: "  agentctl plugin reload notes --token-file admin.token",
+		},
+		call: (*client.Client).ReloadPlugin,
+		undo: func(name string) string { return "see it with: agentctl plugin ls" },
+	})
+}
+
 func newPluginUnload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "unload",
 		cmd: cobra.Command{
 			Use:     "unload NAME[@VERSION]",
-			Short:   "Remove a plugin's tools and stop its process",
+			Short:   "Remove a plugin's tools and stop its process after its calls in flight",
 			Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
 		},
 		call: (*client.Client).UnloadPlugin,
@@ -107,7 +136,7 @@ func newPluginUnload() *cobra.Command {
 	})
 }
 
-// pluginChange is a command that loads or unloads a plugin.
+// pluginChange is a command that loads, reloads or unloads a plugin.
 type pluginChange struct {
 	verb string
 	cmd  cobra.Command

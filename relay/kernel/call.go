@@ -265,12 +265,16 @@ func (k *Kernel) dispatch(ctx context.Context, r *Request) (*Result, error) {
 	if r.Method == MethodRead {
 		do = k.dispatchRead
 	}
-	for {
-		if res, err := do(ctx, r); err != error(errReplaced) {
+	for range maxVersions {
+		if res, err := do(ctx, r); err != error(ErrReplaced) {
 			return res, err
 		}
 	}
+	return nil, ErrReplaced
 }
+
+// maxVersions bounds how often a call begins again because its plugin was replaced.
+const maxVersions = 8
 
 func (k *Kernel) dispatchCall(ctx context.Context, r *Request) (*Result, error) {
 	e, ok := k.tool(r.Tool)

@@ -50,15 +50,25 @@ func (k *Kernel) Replace(p Plugin) (drained <-chan struct{}, err error) { return
 // Retire is Unload. drained is closed when the plugin's calls that were in flight have ended; at
 // once if it was not loaded.
 func (k *Kernel) Retire(p Plugin) (drained <-chan struct{}) {
+	name := p.Manifest().Name
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l, ok := k.plugins[p.Manifest().Name]
+	l, ok := k.plugins[name]
 	if !ok || l.plugin != p {
 		return closed
 	}
 	k.removeLocked(l)
 	k.notifyListsLocked(l.manifest)
 	return k.drainLocked(l)
+}
+
+// IsLoaded reports whether p is loaded, and not another plugin of its name.
+func (k *Kernel) IsLoaded(p Plugin) bool {
+	name := p.Manifest().Name
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	l := k.plugins[name]
+	return l != nil && l.plugin == p
 }
 
 // closed is the channel of a plugin that had no call in flight.

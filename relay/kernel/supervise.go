@@ -44,8 +44,10 @@ var (
 	errPanic     = &manifest.Error{Code: manifest.Internal, Message: "the plugin failed to answer this call", Reason: "panic"}
 	errBadResult = &manifest.Error{Code: manifest.Internal, Message: "the plugin's result violates its own schema", Reason: "bad_result"}
 	errBusy      = &manifest.Error{Code: manifest.RateLimited, Message: "too many calls of this plugin are in flight; wait for one to end", Reason: "concurrency"}
-	// errReplaced makes dispatch look up the name again: its plugin was replaced or unloaded since.
-	errReplaced = &manifest.Error{Code: manifest.Internal, Message: "the plugin was unloaded; try again", Reason: "plugin_down", Outcome: manifest.NotSent}
+
+	// ErrReplaced makes dispatch look up the name again: its plugin was replaced or unloaded since,
+	// and has not got the call. A plugin may return it after that only.
+	ErrReplaced = &manifest.Error{Code: manifest.Internal, Message: "the plugin was unloaded; try again", Reason: "plugin_down", Outcome: manifest.NotSent}
 )
 
 // sharedFault is an error whose fault another call reports.
@@ -67,7 +69,7 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 	}
 	if n := l.counts.inFlight.Add(1); n <= 0 {
 		k.release(l)
-		return nil, errReplaced
+		return nil, ErrReplaced
 	} else if n > limit && !l.isDevice() {
 		k.release(l)
 		return nil, errBusy
@@ -269,7 +271,7 @@ func (s supervisedHandler) HandleMethod(ctx context.Context, c *Caller, session 
 	callCtx, cancel := context.WithTimeoutCause(ctx, r.budget(), errBudget)
 	defer cancel()
 	res, err := s.k.callPlugin(callCtx, s.l, r)
-	for l := s.l; err == error(errReplaced); {
+	for l := s.l; err == error(ErrReplaced); {
 		if l = s.k.successor(l, c); l == nil {
 			break
 		}

@@ -97,11 +97,12 @@ type Transports interface {
 	Configure(name string, config json.RawMessage) error
 }
 
-// Plugins loads plugins from the plugin directory, by the name of their folder, and
-// unloads them (NAME or NAME@VERSION). Errors are as for Middleware. Up to maxLoading calls run
+// Plugins loads plugins from the plugin directory, by the name of their folder, replaces them by
+// what their folder has now, and unloads them (NAME or NAME@VERSION). Errors are as for Middleware. Up to maxLoading calls run
 // at the same time, each under the context of its caller.
 type Plugins interface {
 	Load(ctx context.Context, name string) error
+	Reload(ctx context.Context, name string) error
 	Unload(ctx context.Context, name string) error
 }
 
@@ -270,6 +271,9 @@ func (p *Plugin) MiddlewareChanged() { p.notifyChanged(MiddlewareURI) }
 // TransportsChanged notifies the subscribers of TransportsURI of a change made elsewhere.
 func (p *Plugin) TransportsChanged() { p.notifyChanged(TransportsURI) }
 
+// PluginsChanged notifies the subscribers of PluginsURI of a change made elsewhere.
+func (p *Plugin) PluginsChanged() { p.notifyChanged(PluginsURI) }
+
 // notifyChanged notifies the subscribers of a resource, of all tenants: the control plane
 // belongs to none.
 func (p *Plugin) notifyChanged(uri string) {
@@ -294,14 +298,19 @@ func callerError(err error) error {
 
 // Change is the payload of an event of the control plane.
 type Change struct {
-	Action string   `json:"action"` // enable, disable, configure, reorder, load, unload, reset
+	Action string   `json:"action"` // enable, disable, configure, reorder, load, reload, unload, restart, reset
 	Name   string   `json:"name,omitempty"`
 	Scope  string   `json:"scope,omitempty"`
 	Digest string   `json:"config_sha256,omitempty"` // hex, of the new configuration
 	Order  []string `json:"order,omitempty"`
-	Actor  string   `json:"actor"`
-	Trace  string   `json:"trace_id"`
+	Reason string   `json:"reason,omitempty"` // of a restart
+	Actor  string   `json:"actor"`            // ActorRelay: nobody asked for it
+	Trace  string   `json:"trace_id,omitempty"`
 }
+
+// ActorRelay is the actor of changes that the relay makes by itself: it starts a plugin again, or
+// reloads one on SIGHUP.
+const ActorRelay = "relay"
 
 // target is what a change is about, for the audit log.
 func (c *Change) target() string {

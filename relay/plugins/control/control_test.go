@@ -77,6 +77,11 @@ func (h *harness) Load(_ context.Context, name string) error {
 	return h.loadErr
 }
 
+func (h *harness) Reload(_ context.Context, name string) error {
+	h.loaded = append(h.loaded, "="+name)
+	return h.loadErr
+}
+
 func (h *harness) Unload(_ context.Context, name string) error {
 	h.loaded = append(h.loaded, "-"+name)
 	return h.loadErr
@@ -169,6 +174,7 @@ func TestTools(t *testing.T) {
 		{"kernel.introspection.plugins", `{"limit":1.0}`, `{"total":1,"plugins":[{"name":"kernel","version":"1.0.0","state":"loaded",`},
 		{"kernel.introspection.plugins", `{"after":"kernel"}`, `{"total":1,"plugins":[]}`},
 		{"kernel.plugin.load", `{"name":"weather"}`, `{"name":"weather"}`},
+		{"kernel.plugin.reload", `{"name":"weather"}`, `{"name":"weather"}`},
 		{"kernel.plugin.unload", `{"name":"weather@1.0.0"}`, `{"name":"weather@1.0.0"}`},
 		{"kernel.log.configure", `{"level":"debug"}`, `{"previous":"info","current":"debug"}`},
 		{"kernel.health.get", ``, `{"status":"ok","problems":[],"uptime_ms":`},
@@ -183,9 +189,9 @@ func TestTools(t *testing.T) {
 		seen[tt.tool] = true
 		got, err := h.call(admin, tt.tool, tt.args)
 		if strings.HasPrefix(tt.says, `{"stages"`) {
-			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":14,"resources":4,` // only what is enabled somewhere
+			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":15,"resources":4,` // only what is enabled somewhere
 			if strings.Contains(got, `"redact"`) {
-				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":14,"resources":4,`
+				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":15,"resources":4,`
 			}
 		}
 		if err != nil || !strings.Contains(got, tt.says) {
@@ -206,7 +212,7 @@ func TestTools(t *testing.T) {
 			t.Errorf("tool %s is not tried here, or has scope %s", tool.Name, tool.Scope)
 		}
 	}
-	if more || len(tools) != 14 || !slices.Equal(h.loaded, []string{"+weather", "-weather@1.0.0"}) {
+	if more || len(tools) != 15 || !slices.Equal(h.loaded, []string{"+weather", "=weather", "-weather@1.0.0"}) {
 		t.Errorf("%d tools; loaded %v", len(tools), h.loaded)
 	}
 }

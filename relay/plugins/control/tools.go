@@ -18,7 +18,7 @@ import (
 //
 // 	kernel.middleware.list, enable, disable, configure   stages of the pipeline
 // 	kernel.transport.list, configure                     ways into the relay
-// 	kernel.plugin.load, unload                           external plugins
+// 	kernel.plugin.load, reload, unload                   external plugins
 // 	kernel.introspection.router, subscriptions, plugins  what is loaded and who listens
 // 	kernel.health.get, reset_counters                    problems and counters
 // 	kernel.log.configure                                 the level of the relay's log
@@ -92,7 +92,7 @@ const (
 	pluginSchema    = `{"type":"object","properties":{"name":{"type":"string"},"version":{"type":"string"},"tenant":{"type":"string"},"state":{"type":"string","enum":["loaded","open","half_open","down"]},` +
 		`"in_flight":{"type":"integer"},"calls":{"type":"integer"},"errors":{"type":"integer"},"panics":{"type":"integer"},"timeouts":{"type":"integer"},` +
 		`"tools":{"type":"integer"},"resources":{"type":"integer"},"sandbox":{"type":"string","description":"of a program that is a plugin: what keeps it from the relay's files"},` +
-		`"failures":{"type":"integer","description":"how often its program ended, hung or did not start"},"last_error":{"type":"string"},"notes":` + namesSchema + `,"digest":{"type":"string","description":"SHA-256 of its plugin.json"},` +
+		`"failures":{"type":"integer","description":"how often its program ended, hung or did not start"},"last_error":{"type":"string","description":"why it was down the last time"},"notes":` + namesSchema + `,"digest":{"type":"string","description":"SHA-256 of its plugin.json"},` +
 		`"manifest":{"type":"object","description":"with name: what it declares, as its plugin.json does"},"manifest_bytes":{"type":"integer"},"tool_names":` + namesSchema + `,"resource_uris":` + namesSchema + `},` +
 		`"required":["name","version","state","in_flight","calls","errors","tool_names","resource_uris"],"additionalProperties":false}`
 	pluginsOutput = `"total":{"type":"integer"},"boards":{"type":"integer","description":"of total"},"note":{"type":"string"},"next":{"type":"string","description":"give it as after for the next rows"},"plugins":{"type":"array","items":` + pluginSchema + `}`
@@ -145,7 +145,12 @@ var tools = sync.OnceValue(func() []tool {
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "load", Plugins.Load)
 			}),
-		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin: NAME or NAME@VERSION. A device is unloaded by the end of its link.", replaces,
+		newTool("kernel.plugin.reload", "Reload a plugin", "Starts the version of a plugin that its folder has now, checks it, and puts it in the place of the running one, without a call that fails. If a check fails, the running one stays.", switches,
+			arguments.Object{required(text("name", pluginPattern, "the plugin"))}, "",
+			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
+				return p.load(ctx, r, a, "reload", Plugins.Reload)
+			}),
+		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin after its calls in flight: NAME or NAME@VERSION. A device is unloaded by the end of its link.", replaces,
 			arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "unload", Plugins.Unload)

@@ -61,7 +61,7 @@ type Consentable struct {
 
 // Consentable reads the manifest of a plugin, loaded or not.
 func (h *Host) Consentable(name string) (*Consentable, error) {
-	s, err := h.open(name)
+	s, err := h.open(name, tempFolders[0])
 	if err != nil {
 		return nil, err
 	}

@@ -40,8 +40,9 @@ const (
 	maxPages    = 64      // of a list
 	maxFollowed = 1024    // calls whose progress is forwarded
 
-	// sendTimeout is how long a plugin may leave a message unread.
-	sendTimeout = 5 * time.Second
+	// sendTimeout is how long a plugin may leave a message unread: as long as one that works
+	// may answer nothing (liveness).
+	sendTimeout = maxUnansweredBusy * pingInterval
 	// maxReadAhead bounds the bytes that are read while a message is unread. Each message
 	// counts messageOverhead in addition to its size.
 	maxReadAhead    = 32 << 20
@@ -63,6 +64,8 @@ type lineChannel struct {
 	isClosing atomic.Bool   // Send does not wait any more
 	sendSlot  chan struct{} // capacity 1: held by a Send
 	readAhead atomic.Int64  // bytes that were read since the last Send ended
+	messages  atomic.Int64  // that were read
+	isStopped func() bool   // the server's process is stopped by a signal
 }
 
 // deadlineWriter is a writer with a write deadline: a pipe or a socket.
@@ -74,7 +77,7 @@ type deadlineWriter interface {
 // newLineChannel makes a channel. abort must end a Write and a Read that are blocked; stop
 // ends both directions and waits for a process. stop is called once.
 func newLineChannel(r io.Reader, w deadlineWriter, abort func(), stop func() error) *lineChannel {
-	l := &lineChannel{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sendSlot: make(chan struct{}, 1)}
+	l := &lineChannel{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sendSlot: make(chan struct{}, 1), isStopped: func() bool { return false }}
 	l.in.Buffer(make([]byte, 0, 16<<10), maxLine)
 	return l
 }
@@ -117,6 +120,7 @@ func (l *lineChannel) abortSend() {
 func (l *lineChannel) Recv() ([]byte, error) {
 	for l.in.Scan() {
 		if b := l.in.Bytes(); len(b) > 0 {
+			l.messages.Add(1)
 			if l.readAhead.Add(int64(len(b))+messageOverhead) > maxReadAhead {
 				l.sendSlot <- struct{}{}
 				l.readAhead.Store(0)
@@ -146,6 +150,9 @@ type conn struct {
 	// listsChanged holds one signal: the server said that one of its lists has changed.
 	listsChanged chan struct{}
 	relisting    sync.WaitGroup // followLists
+	// sentAt is how many messages the plugin had sent when it got the last call; -1: it got none.
+	sentAt  atomic.Int64
+	faulted atomic.Bool // the end of the connection was reported as a fault, or is none
 
 	bus *busConn // nil: the plugin asks for nothing
 
@@ -182,6 +189,7 @@ type serverInfo struct {
 func newConn(p *Plugin, ch *lineChannel) *conn {
 	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
 	c.bus = p.bus.attach(c)
+	c.sentAt.Store(-1)
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
@@ -199,6 +207,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 // call sends a request and returns the raw result. An error that the plugin answered with is
 // a *jrpc2.Error, which callError translates.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
+	c.sentAt.Store(c.ch.messages.Load())
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package process
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,6 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/lazyregexp"
-	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/sandbox"
 )
 
@@ -33,6 +31,10 @@ const (
 	runFile      = "run"
 	socketFile   = "run.sock"
 )
+
+// tempFolders are the folders for temporary files in a plugin's folder for data. Two versions that
+// run at the same time have one each, since it is emptied at each start.
+var tempFolders = [2]string{"tmp", "tmp2"}
 
 // folderName is the form of a plugin's name, which is also the name of its folder.
 var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
@@ -52,8 +54,9 @@ func CheckName(name string) error {
 // programs on the relay's machine, so only the relay's user and root may.
 //
 // A folder with neither an executable nor a socket is refused. Of a socket only its existence
-// is checked: the relay runs nothing of it, and the folder's owner decides which one it is.
-func (h *Host) open(name string) (s source, err error) {
+// is checked: the relay runs nothing of it, and the folder's owner decides which one it is. temp is
+// the one of tempFolders to use.
+func (h *Host) open(name, temp string) (s source, err error) {
 	if b, ok := h.o.Bundled[name]; ok {
 		s, err = h.source(name, b.Manifest)
 		s.dial = b.dial(h.log.With(zap.String("plugin", name)))
@@ -85,7 +88,8 @@ func (h *Host) open(name string) (s source, err error) {
 	if s, err = h.source(name, raw); err != nil {
 		return s, err
 	}
-	s.dial, err = h.dialer(root, s.manifest, s.declared)
+	s.temp = temp
+	err = h.findServer(root, &s)
 	return s, err
 }
 
@@ -102,49 +106,93 @@ func (h *Host) source(name string, raw []byte) (s source, err error) {
 	if err != nil {
 		return s, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 	}
-	return source{manifest: m, declared: declared, digest: Digest(raw), tools: declared.serverTools(), templates: templates, kernel: h.o.Kernel, events: h.o.Log, bus: h.o.Bus}, nil
+	return source{
+		manifest: m, declared: declared, digest: Digest(raw),
+		tools: declared.serverTools(), templates: templates, kernel: h.o.Kernel, events: h.o.Log, bus: h.o.Bus,
+	}, nil
 }
 
-// dialer decides how a plugin is reached: at the socket of its service, by starting its
+// differs reports whether the folder has another manifest or program than s was made of.
+func (s source) differs(old source) bool {
+	return s.digest != old.digest || s.program != old.program || s.socket != old.socket
+}
+
+// fileID identifies a file and its content, as far as that is possible without reading it: another
+// file, or one that was written, has another one.
+func fileID(st os.FileInfo) string {
+	id := fmt.Sprint(st.Size(), st.ModTime().UnixNano())
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
+		id += fmt.Sprint(" ", sys.Dev, sys.Ino)
+	}
+	return id
+}
+
+// socketID is the fileID of the socket of a server that the relay does not start; "" if there is
+// none.
+func (s source) socketID() string {
+	st, err := os.Stat(s.socket)
+	if s.socket == "" || err != nil {
+		return ""
+	}
+	return fileID(st)
+}
+
+// findServer decides how a plugin is reached: at the socket of its service, by starting its
 // executable, or at the socket in its folder, the first of these that is there. It sets
 // the manifest's Sandbox.
-func (h *Host) dialer(root *os.Root, m *kernel.Manifest, declared *PluginManifest) (func(context.Context) (*lineChannel, error), error) {
-	name := m.Name
+func (h *Host) findServer(root *os.Root, s *source) error {
+	m, name, declared := s.manifest, s.manifest.Name, s.declared
 	dir, err := filepath.Abs(filepath.Join(h.o.Dir, name))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if path, err := h.serviceSocket(name); err != nil || path != "" {
 		m.Sandbox = SandboxService
-		return socketDialer(path), err
+		s.socket, s.dial = path, socketDialer(path)
+		if st, err := root.Lstat(filepath.Join(name, runFile)); err == nil {
+			s.program = fileID(st) // what the service starts
+		}
+		return err
 	}
 	if len(declared.Command) > 0 { // findProgram checks it
 	} else if err := checkOwner(root, filepath.Join(name, runFile), 0); errors.Is(err, fs.ErrNotExist) {
 		if _, err := root.Lstat(filepath.Join(name, socketFile)); err != nil {
-			return nil, fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder, and no command in its %s", name, runFile, socketFile, manifestFile)
+			return fmt.Errorf("plugin %s has neither an executable %q nor a socket %q in its folder, and no command in its %s", name, runFile, socketFile, manifestFile)
 		}
 		m.Sandbox = SandboxExternal
-		return socketDialer(filepath.Join(dir, socketFile)), nil
+		s.socket = filepath.Join(dir, socketFile)
+		s.dial = socketDialer(s.socket)
+		return nil
 	} else if err != nil {
-		return nil, err
+		return err
 	}
 	c := &child{name: name, dir: dir, sandbox: !h.o.NoSandbox}
 	if h.o.DataDir != "" {
 		if c.data, err = filepath.Abs(filepath.Join(h.o.DataDir, name)); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if c.program, err = findProgram(dir, cmp.Or(c.data, dir), declared); err != nil {
-		return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+		return fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+	}
+	for _, file := range append([]string{c.program.path}, c.program.args...) {
+		if !filepath.IsAbs(file) {
+			file = filepath.Join(dir, file)
+		}
+		if st, err := os.Stat(file); err == nil && st.Mode().IsRegular() {
+			s.program += fileID(st) + "\n"
+		}
 	}
 	m.Sandbox = SandboxOff
 	if c.sandbox {
 		m.Sandbox = SandboxLandlock
 		if c.policy, err = h.policy(dir, c.data, declared.Sandbox); err != nil {
-			return nil, fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
+			return fmt.Errorf("%s of plugin %s: %w", manifestFile, name, err)
 		}
+		c.policy.Temp = s.temp
 	}
-	return c.dial(h.log.With(zap.String("plugin", name))), nil
+	s.dial = c.dial(h.log.With(zap.String("plugin", name)))
+	return nil
 }
 
 // policy is what a plugin in dir may use, with what its manifest asks for. The sandbox checks

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -15,9 +17,9 @@ import (
 	"agentctl/relay/plugins/sandbox"
 )
 
-// Goroutines: Run has one for each loaded plugin (Plugin.run), and waits for all of them.
-// jrpc2 has its own for each connection, which end with it. Host.mu is not held while a plugin
-// starts or stops.
+// Goroutines: Run has one for each version of a plugin (Plugin.run) and one for each version that
+// is drained, and waits for all of them. jrpc2 has its own for each connection, which end with it.
+// Host.mu is not held while a plugin starts or stops; process.changing is.
 
 // MaxProcesses bounds the plugins of a Host.
 const MaxProcesses = 32
@@ -26,6 +28,7 @@ const MaxProcesses = 32
 var (
 	ErrNotLoaded  = errors.New("no such plugin is loaded; `agentctl plugin ls` shows them")
 	ErrNotRunning = errors.New("the relay is starting or stopping, try again")
+	ErrBusy       = errors.New("another change of this plugin is in progress, try again")
 )
 
 // Options configure a Host. Dir and Kernel must be given.
@@ -49,6 +52,10 @@ type Options struct {
 	Bundled map[string]Bundled
 	// Bus gives plugins what they ask for and an operator has allowed; nil: nothing.
 	Bus *Bus
+	// OnDown is called when the program of a plugin that was offered has ended, was killed because it
+	// did not answer, or did not start again. The reason quotes nothing of the program. nil: not.
+	// It must not block.
+	OnDown func(plugin, reason string)
 	// NoSandbox starts executables without a sandbox: they may do what the relay may.
 	NoSandbox bool
 }
@@ -74,12 +81,30 @@ type Host struct {
 	stopped bool
 }
 
-// process is a plugin that is supervised. cancel ends it, done is closed after that.
+// process is a loaded plugin: what outlasts its versions.
 type process struct {
+	name    string
+	watches *watchSet
+	// changing has capacity 1. It is held while the plugin is loaded, reloaded or unloaded.
+	changing chan struct{}
+
+	// protected by Host.mu
+	current     *version
+	draining    *version // the version before, while it ends; nil: none did, or it has ended
+	isUnloading bool
+}
+
+// version is a version of a plugin that is supervised. cancel ends it, done is closed after that.
+type version struct {
 	plugin *Plugin
+	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
 }
+
+// drainTimeout bounds how long a version that was replaced or unloaded goes on for its calls in
+// flight, which have kernel.CallBudget.
+const drainTimeout = kernel.CallBudget + time.Second
 
 // New makes a Host; nothing starts before Run.
 func New(o Options) *Host {
@@ -99,11 +124,7 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 	h.ctx = ctx
 	h.mu.Unlock()
 	for _, name := range names {
-		s, err := h.open(name)
-		if err == nil {
-			_, err = h.start(s)
-		}
-		if err != nil {
+		if err := h.loadAtStart(name); err != nil {
 			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
 		}
 	}
@@ -117,8 +138,24 @@ func (h *Host) Run(ctx context.Context, names ...string) error {
 
 // Check returns the error in the folder of a plugin. It starts nothing.
 func (h *Host) Check(name string) error {
-	_, err := h.open(name)
+	_, err := h.open(name, tempFolders[0])
 	return err
+}
+
+// loadAtStart begins to supervise a plugin, which is offered after its first connection.
+func (h *Host) loadAtStart(name string) error {
+	src, err := h.open(name, tempFolders[0])
+	if err != nil {
+		return err
+	}
+	pr, v, err := h.add(src)
+	if err != nil {
+		return err
+	}
+	defer h.wg.Done()
+	defer func() { <-pr.changing }()
+	h.supervise(pr, v, nil, func() error { return h.o.Kernel.Load(v.plugin, false) })
+	return nil
 }
 
 // Load starts the plugin of that name and offers it after it has shown that it serves what
@@ -127,55 +164,216 @@ func (h *Host) Check(name string) error {
 // Load waits for at most initializeTimeout. A plugin that fails its first attempt is stopped
 // before Load returns the error, so that a failed Load leaves no process behind.
 func (h *Host) Load(ctx context.Context, name string) (*State, error) {
-	src, err := h.open(name)
+	src, err := h.open(name, tempFolders[0])
 	if err != nil {
 		return nil, err
 	}
-	pr, err := h.start(src)
+	pr, v, err := h.add(src)
 	if err != nil {
 		return nil, err
 	}
-	p := pr.plugin
-	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
-	defer cancel()
-	for err == nil {
-		p.mu.Lock()
-		isUp, changed, lastErr := p.conn != nil, p.changed, p.lastErr
-		p.mu.Unlock()
-		switch {
-		case isUp:
-			s := p.state()
-			return &s, nil
-		case lastErr != "":
-			err = errors.New(lastErr)
-			continue
-		}
-		select {
-		case <-changed:
-		case <-pr.done:
-			err = ErrNotRunning
-		case <-ctx.Done():
-			err = errors.New("it did not start in time; see its lines in the relay's log")
+	defer h.wg.Done()
+	defer func() { <-pr.changing }()
+	c, err := v.connect(ctx)
+	if err == nil {
+		v.plugin.setUp(c) // before a call can come
+		if err = h.o.Kernel.Load(v.plugin, false); err != nil {
+			c.close()
 		}
 	}
-	pr.cancel()
-	<-pr.done
-	return nil, fmt.Errorf("plugin %s is not loaded: %w", name, err)
+	if err != nil {
+		h.remove(pr, v)
+		return nil, fmt.Errorf("plugin %s is not loaded: %w", name, err)
+	}
+	h.supervise(pr, v, c, nil)
+	s := v.plugin.state()
+	return &s, nil
 }
 
-// Unload stops a plugin: NAME or NAME@VERSION. Its calls in flight fail. Unload returns when
-// the process has ended and the kernel no longer offers the plugin's tools.
-func (h *Host) Unload(name string) error {
-	name, version, hasVersion := strings.Cut(name, "@")
+// connect is Plugin.connect, which also ends with the version.
+func (v *version) connect(ctx context.Context) (*conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(v.ctx, cancel)
+	defer stop()
+	c, err := v.plugin.connect(ctx)
+	switch {
+	case err == nil:
+		return c, nil
+	case v.ctx.Err() != nil:
+		return nil, ErrNotRunning
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("it did not start in time; see its lines in the relay's log: %v", err)
+	}
+	return nil, errors.New(printable(err.Error()))
+}
+
+// Reload starts the version of a plugin that its folder has now, beside the one that runs. If it
+// serves what its manifest declares, it takes the place of the old one in one step: no call fails,
+// and watches go on. The old one ends after its calls in flight, drainTimeout later at the latest.
+// If not, the old one stays, and the error says why.
+//
+// At most two versions of a plugin run at the same time: Reload waits for the end of the one
+// before.
+func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
+	pr, err := h.acquire(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer h.wg.Done()
+	defer func() { <-pr.changing }()
 	h.mu.Lock()
-	pr := h.loaded[name]
+	old, before := pr.current, pr.draining
 	h.mu.Unlock()
-	if pr == nil || (hasVersion && pr.plugin.manifest.Version != version) {
+	if before != nil {
+		select {
+		case <-before.done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("plugin %s is not reloaded: the version before still has calls in flight; try again in %s", name, drainTimeout)
+		}
+	}
+	v, drained, err := h.startBeside(ctx, pr, old)
+	if err != nil {
+		return nil, fmt.Errorf("plugin %s is not reloaded, version %s goes on: %w", name, old.plugin.manifest.Version, err)
+	}
+	h.mu.Lock()
+	pr.current, pr.draining = v, old
+	h.mu.Unlock()
+	h.wg.Go(func() {
+		old.end(drained)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if pr.draining == old {
+			pr.draining = nil
+		}
+	})
+	s := v.plugin.state()
+	return &s, nil
+}
+
+// startBeside starts and checks a new version, and replaces the old one by it.
+func (h *Host) startBeside(ctx context.Context, pr *process, old *version) (*version, <-chan struct{}, error) {
+	temp := tempFolders[0]
+	if old.plugin.temp == temp {
+		temp = tempFolders[1]
+	}
+	src, err := h.open(pr.name, temp)
+	if err == nil {
+		err = h.allowSandbox(src.manifest)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	v := h.newVersion(src, pr.watches)
+	c, err := v.connect(ctx)
+	if err != nil {
+		v.cancel()
+		return nil, nil, err
+	}
+	v.plugin.setUp(c) // before a call can come
+	drained, err := h.o.Kernel.Replace(v.plugin)
+	if err != nil {
+		c.close()
+		v.cancel()
+		return nil, nil, err
+	}
+	h.supervise(pr, v, c, nil)
+	return v, drained, nil
+}
+
+// end ends a version after its calls in flight. Those that wait for a restart go to the next
+// version.
+func (v *version) end(drained <-chan struct{}) {
+	v.plugin.retire()
+	timer := time.NewTimer(drainTimeout)
+	defer timer.Stop()
+	// The kernel counts the calls since its last Refresh only, the plugin all.
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for isWaiting := true; isWaiting; {
+		select {
+		case <-drained:
+			drained = nil
+		case <-poll.C:
+		case <-timer.C:
+			isWaiting = false
+		case <-v.ctx.Done():
+			isWaiting = false
+		}
+		isWaiting = isWaiting && (drained != nil || v.plugin.active.Load() > 0)
+	}
+	v.cancel()
+	<-v.done
+}
+
+// Unload ends a plugin: NAME or NAME@VERSION. The kernel offers its tools no longer; its process ends
+// after the calls in flight, drainTimeout later at the latest. Unload waits for that until ctx
+// ends, and then returns nil: the rest follows.
+func (h *Host) Unload(ctx context.Context, name string) error {
+	name, want, hasVersion := strings.Cut(name, "@")
+	pr, err := h.acquire(ctx, name)
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	v, before := pr.current, pr.draining
+	isOther := hasVersion && v.plugin.manifest.Version != want
+	pr.isUnloading = !isOther
+	h.mu.Unlock()
+	if isOther {
+		<-pr.changing
+		h.wg.Done()
 		return ErrNotLoaded
 	}
-	pr.cancel()
-	<-pr.done
+	drained := h.o.Kernel.Retire(v.plugin)
+	ended := make(chan struct{})
+	go func() {
+		defer h.wg.Done()
+		defer close(ended)
+		v.end(drained)
+		if before != nil {
+			<-before.done
+		}
+		h.remove(pr, v)
+		<-pr.changing
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
 	return nil
+}
+
+// Reloaded is what became of a plugin whose folder has changed.
+type Reloaded struct {
+	Name string
+	Err  error // nil: the new version runs; else the old one does
+}
+
+// ReloadChanged reloads the loaded plugins whose manifest or program is not the one that runs, all
+// at the same time. The list is by name.
+func (h *Host) ReloadChanged(ctx context.Context) []Reloaded {
+	h.mu.Lock()
+	running := make(map[string]source, len(h.loaded))
+	for name, pr := range h.loaded {
+		running[name] = pr.current.plugin.source
+	}
+	h.mu.Unlock()
+	var list []Reloaded
+	for _, name := range slices.Sorted(maps.Keys(running)) {
+		now, err := h.open(name, running[name].temp)
+		if err != nil || now.differs(running[name]) {
+			list = append(list, Reloaded{Name: name, Err: err})
+		}
+	}
+	var wg sync.WaitGroup
+	for i := range list {
+		if list[i].Err == nil {
+			wg.Go(func() { _, list[i].Err = h.Reload(ctx, list[i].Name) })
+		}
+	}
+	wg.Wait()
+	return list
 }
 
 // List returns the states of the loaded plugins, by name.
@@ -184,56 +382,114 @@ func (h *Host) List() []State {
 	defer h.mu.Unlock()
 	list := make([]State, 0, len(h.loaded))
 	for _, pr := range h.loaded {
-		list = append(list, pr.plugin.state())
+		list = append(list, pr.current.plugin.state())
 	}
 	slices.SortFunc(list, func(a, b State) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
-// start begins to supervise a plugin, in a goroutine that Run waits for. The goroutine's
-// context is that of Run and not of Load: a plugin outlives the call that loaded it.
-func (h *Host) start(s source) (*process, error) {
+// acquire returns a loaded plugin with changing held, which the caller releases. h.wg counts the
+// caller until it calls Done.
+func (h *Host) acquire(ctx context.Context, name string) (*process, error) {
+	for {
+		h.mu.Lock()
+		pr := h.loaded[name]
+		if pr == nil || h.stopped {
+			h.mu.Unlock()
+			return nil, ErrNotLoaded
+		}
+		h.wg.Add(1)
+		h.mu.Unlock()
+		select {
+		case pr.changing <- struct{}{}:
+		case <-ctx.Done():
+			h.wg.Done()
+			return nil, ErrBusy
+		}
+		h.mu.Lock()
+		isLoaded := h.loaded[name] == pr
+		h.mu.Unlock()
+		if isLoaded {
+			return pr, nil
+		}
+		<-pr.changing
+		h.wg.Done()
+	}
+}
+
+// add enters a plugin, with changing held. For Load, h.wg counts the caller until it calls Done.
+func (h *Host) add(s source) (*process, *version, error) {
+	name := s.manifest.Name
+	if err := h.allowSandbox(s.manifest); err != nil {
+		return nil, nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	name := s.manifest.Name
 	switch {
 	case h.ctx == nil || h.stopped:
-		return nil, ErrNotRunning
+		return nil, nil, ErrNotRunning
+	case h.loaded[name] != nil && h.loaded[name].isUnloading:
+		return nil, nil, fmt.Errorf("plugin %s is not loaded: the one before still has calls in flight; try again in %s", name, drainTimeout)
 	case h.loaded[name] != nil:
-		return nil, fmt.Errorf("plugin %s is loaded already; unload it first: agentctl plugin unload %s", name, name)
+		return nil, nil, fmt.Errorf("plugin %s is loaded already; for a new version: agentctl plugin reload %s", name, name)
 	case len(h.loaded) >= MaxProcesses:
-		return nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
+		return nil, nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
 	}
-	switch s.manifest.Sandbox {
+	pr := &process{name: name, watches: newWatchSet(), changing: make(chan struct{}, 1)}
+	pr.changing <- struct{}{}
+	pr.current = h.newVersion(s, pr.watches)
+	h.loaded[name] = pr
+	h.wg.Add(1)
+	return pr, pr.current, nil
+}
+
+// remove removes a plugin after its last version has ended.
+func (h *Host) remove(pr *process, v *version) {
+	v.cancel()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.loaded[pr.name] == pr {
+		delete(h.loaded, pr.name)
+		close(pr.watches.unloaded)
+	}
+}
+
+// newVersion makes a version. Its context is that of Run and not of the call that loads it, which it
+// outlives.
+func (h *Host) newVersion(s source, watches *watchSet) *version {
+	v := &version{plugin: newPlugin(s, watches, h.o.Version, h.log), done: make(chan struct{})}
+	v.plugin.onDown = h.o.OnDown
+	v.ctx, v.cancel = context.WithCancel(h.ctx)
+	return v
+}
+
+// supervise runs a version in a goroutine that Run waits for.
+func (h *Host) supervise(pr *process, v *version, c *conn, offer func() error) {
+	h.wg.Go(func() {
+		defer close(v.done)
+		defer v.cancel()
+		if err := v.plugin.run(v.ctx, c, offer); v.ctx.Err() == nil && !v.plugin.retired.Load() { // the kernel refused it
+			v.plugin.setDown(err, time.Time{})
+			h.log.Error("plugin not loaded", zap.String("plugin", pr.name), zap.Error(err))
+			h.remove(pr, v)
+		}
+		h.o.Kernel.Unload(v.plugin)
+	})
+}
+
+// allowSandbox says why a plugin is not started with the sandbox that this machine has. It logs what
+// an operator should know about one that is.
+func (h *Host) allowSandbox(m *kernel.Manifest) error {
+	switch m.Sandbox {
 	case SandboxLandlock:
 		if err := sandbox.Available(); err != nil {
-			return nil, fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a separate service (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", name, err)
+			return fmt.Errorf("plugin %s is not started, since it could read the relay's keys: %w; run it as a separate service (docs/kernel.md, Sandbox), or start the relay with --plugin-sandbox off if you trust it with them", m.Name, err)
 		}
 		if os.Geteuid() == 0 {
-			h.log.Warn("the relay runs as root, so that nothing bounds the number of a plugin's processes: run it as a separate user", zap.String("plugin", name))
+			h.log.Warn("the relay runs as root, so that nothing bounds the number of a plugin's processes: run it as a separate user", zap.String("plugin", m.Name))
 		}
 	case SandboxOff:
-		h.log.Warn("a plugin runs without a sandbox: it can read the relay's keys (--plugin-sandbox off)", zap.String("plugin", name))
+		h.log.Warn("a plugin runs without a sandbox: it can read the relay's keys (--plugin-sandbox off)", zap.String("plugin", m.Name))
 	}
-	ctx, cancel := context.WithCancel(h.ctx)
-	watches := newWatchSet()
-	p := newPlugin(s, watches, h.o.Version, h.log)
-	pr := &process{plugin: p, cancel: cancel, done: make(chan struct{})}
-	h.loaded[name] = pr
-	h.wg.Go(func() {
-		defer close(pr.done)
-		defer cancel()
-		err := p.run(ctx, func() error { return h.o.Kernel.Load(p, false) })
-		// run ended by itself: the kernel refused the plugin. setState makes Load return.
-		if ctx.Err() == nil {
-			p.setState(nil, err)
-			h.log.Error("plugin not loaded", zap.String("plugin", name), zap.Error(err))
-		}
-		h.o.Kernel.Unload(p)
-		close(watches.unloaded)
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.loaded, name)
-	})
-	return pr, nil
+	return nil
 }

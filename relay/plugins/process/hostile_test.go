@@ -41,7 +41,7 @@ func TestPluginThatNeverAnswers(t *testing.T) {
 	}
 	wg.Wait()
 	ended := make(chan error, 1)
-	go func() { ended <- r.h.Unload("odd") }()
+	go func() { ended <- r.h.Unload(t.Context(), "odd") }()
 	select {
 	case err := <-ended:
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/creachadair/jrpc2"
@@ -26,6 +27,10 @@ type Plugin struct {
 	version string // of the relay
 	log     *zap.Logger
 	watches *watchSet // shared by all versions
+	// onDown is called after each end of a plugin that was offered, and each failed restart. nil: not.
+	onDown  func(plugin, reason string)
+	active  atomic.Int64 // calls and reads
+	retired atomic.Bool  // it was replaced or unloaded: it is not started again
 
 	mu       sync.Mutex    // protects the fields below
 	conn     *conn         // nil while the plugin is down
@@ -34,6 +39,7 @@ type Plugin struct {
 	lastErr  string
 	offer    offer             // what of the manifest the server has
 	links    []kernel.Resource // that the server linked to, at most maxLinks
+	retryAt  time.Time         // when it is started again; zero: at once
 }
 
 // source is what the folder of a plugin says. It is read only.
@@ -41,6 +47,9 @@ type source struct {
 	manifest *kernel.Manifest
 	declared *PluginManifest // what manifest was made from
 	digest   string          // of plugin.json, see Digest
+	program  string          // the fileID of each file that is started; "" for none
+	temp     string          // its folder for temporary files, one of tempFolders
+	socket   string          // the path of the socket of a server that the relay does not start
 	dial     func(ctx context.Context) (*lineChannel, error)
 	// tools and templates are those of declared in the form that calls need.
 	tools     map[string]serverTool
@@ -74,40 +83,78 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 	return p.manifest
 }
 
-// setState stores the connection, or why there is none, and wakes Load and waitConn. A nil
-// error, as at a stop by Unload, keeps the last one and counts no failure.
-func (p *Plugin) setState(c *conn, err error) {
+// setUp makes calls go to a connection.
+func (p *Plugin) setUp(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn = c
-	if err != nil {
-		p.lastErr = printable(err.Error()) // it may quote the plugin
-		p.failures++
-	}
+	p.notifyLocked()
+}
+
+// clearConn makes calls wait for another connection. A nil error, as at a stop by Unload, keeps the
+// last one and counts no failure.
+func (p *Plugin) clearConn(err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.conn = nil
+	p.retryAt = time.Time{}
+	p.notifyLocked()
+}
+
+// setDown stores why the plugin is down, and when it is started again.
+func (p *Plugin) setDown(err error, retryAt time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.lastErr = printable(err.Error()) // it may quote the plugin
+	p.failures++
+	p.retryAt = retryAt
+	p.notifyLocked()
+}
+
+// retire makes calls that wait for a restart go to the version that the kernel has by now.
+func (p *Plugin) retire() {
+	p.retired.Store(true)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.notifyLocked()
+}
+
+// notifyLocked wakes the calls that wait. mu is held.
+func (p *Plugin) notifyLocked() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }
 
 // waitConn returns the connection. While there is none it waits up to maxRestartWait,
-// which is below kernel.CallBudget, so that the call still has time to run.
+// which is below kernel.CallBudget, so that the call still has time to run. It does not wait for a
+// restart that is later than that.
+//
+// The error is no fault: the end of the connection was one, and the restarts have a back-off of
+// their own.
 func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	timer := time.NewTimer(maxRestartWait)
 	defer timer.Stop()
-	for {
+	for isLate := false; ; {
 		p.mu.Lock()
-		c, changed := p.conn, p.changed
+		c, changed, in := p.conn, p.changed, time.Until(p.retryAt)
 		p.mu.Unlock()
 		if c != nil {
 			return c, nil
+		}
+		if p.retired.Load() {
+			return nil, kernel.ErrReplaced
+		}
+		if isLate || in > maxRestartWait {
+			err := internal("plugin_down", "the plugin is down and is being restarted; `agentctl plugin ls` shows why")
+			err.RetryAfterMS, err.Outcome = max(in.Milliseconds(), 1000), manifest.NotSent
+			return nil, kernel.SharedFault(err)
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-timer.C:
-			err := internal("plugin_down", "the plugin is down and is being restarted")
-			err.RetryAfterMS, err.Outcome = 1000, manifest.NotSent
-			return nil, err
+			isLate = true
 		}
 	}
 }
@@ -120,6 +167,8 @@ func internal(reason, message string) *manifest.Error {
 
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
+	p.active.Add(1)
+	defer p.active.Add(-1)
 	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err
@@ -170,6 +219,9 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	case c.rpc.IsStopped():
 		err := internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
 		err.Outcome = manifest.OutcomeUnknown
+		if c.faulted.Swap(true) {
+			return nil, kernel.SharedFault(err)
+		}
 		return nil, err
 	case errors.As(err, &rpc) && rpc.Code != jrpc2.InternalError:
 		return &kernel.Result{RPCError: &kernel.RPCError{Code: int64(rpc.Code), Message: rpc.Message, Data: rpc.Data}}, nil
@@ -179,6 +231,8 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 
 // Read implements kernel.Reader. The plugin must answer with one content; a JSON-RPC error is a fault here, since a Reader has no other form for it.
 func (p *Plugin) Read(ctx context.Context, caller *kernel.Caller, uri string) ([]byte, error) {
+	p.active.Add(1)
+	defer p.active.Add(-1)
 	c, err := p.waitConn(ctx)
 	if err != nil {
 		return nil, err

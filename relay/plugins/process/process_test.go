@@ -219,10 +219,10 @@ func TestExamplePlugin(t *testing.T) {
 	if err != nil || !strings.HasPrefix(string(content), `["water the beans","again"`) {
 		t.Errorf("read: %s %v", content, err)
 	}
-	if err := r.h.Unload("notes@2.0.0"); !errors.Is(err, ErrNotLoaded) {
+	if err := r.h.Unload(t.Context(), "notes@2.0.0"); !errors.Is(err, ErrNotLoaded) {
 		t.Errorf("another version was unloaded: %v", err)
 	}
-	if err := r.h.Unload("notes@1.0.0"); err != nil {
+	if err := r.h.Unload(t.Context(), "notes@1.0.0"); err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(r.pid(), 0); err == nil {
@@ -438,7 +438,7 @@ func TestSocketPlugin(t *testing.T) {
 	(<-conns).Close()
 	again := <-conns // it is dialled again
 	r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`)
-	if err := r.h.Unload("notes"); err != nil {
+	if err := r.h.Unload(t.Context(), "notes"); err != nil {
 		t.Fatal(err)
 	}
 	again.Close()

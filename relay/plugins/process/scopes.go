@@ -17,7 +17,7 @@ func (h *Host) Scopes() (scopes []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.loaded {
-		scopes = append(scopes, p.plugin.declared.Scopes()...)
+		scopes = append(scopes, p.current.plugin.declared.Scopes()...)
 	}
 	slices.Sort(scopes)
 	return scopes

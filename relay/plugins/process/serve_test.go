@@ -60,7 +60,7 @@ func TestService(t *testing.T) {
 		t.Errorf("the service ended with %v", err)
 	}
 	r.mustCall("odd.do", `{}`, `{"n":"plugin:odd"}`)
-	if err := r.h.Unload("odd"); err != nil {
+	if err := r.h.Unload(t.Context(), "odd"); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-errs; err != nil {
@@ -78,7 +78,7 @@ func TestServiceThatStays(t *testing.T) {
 	if err := r.load("odd"); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.h.Unload("odd"); err != nil {
+	if err := r.h.Unload(t.Context(), "odd"); err != nil {
 		t.Fatal(err)
 	}
 	select {

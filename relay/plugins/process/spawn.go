@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -72,7 +73,7 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 			}
 			env = pluginEnv(c.name, c.data)
 			if c.sandbox {
-				env = append(env, "TMPDIR="+filepath.Join(c.data, "tmp")) // made by the sandbox
+				env = append(env, "TMPDIR="+filepath.Join(c.data, c.policy.Temp)) // made by the sandbox
 			}
 		}
 		start, cmd := (*exec.Cmd).Start, exec.Command(path, c.program.args...)
@@ -99,7 +100,7 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 		}
 		log.Debug("plugin started", zap.Int("pid", cmd.Process.Pid))
 		killAll := func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-		return newLineChannel(out, in.(deadlineWriter), killAll, func() error { // an *os.File
+		ch := newLineChannel(out, in.(deadlineWriter), killAll, func() error { // an *os.File
 			_ = in.Close() // the end of its input asks it to stop
 			kill := time.AfterFunc(stopGrace, killAll)
 			err := cmd.Wait()
@@ -108,10 +109,23 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 			var exit *exec.ExitError
 			if errors.As(err, &exit) {
 				log.Info("plugin ended", zap.String("status", exit.String()))
+				return fmt.Errorf("it ended: %s", exit)
 			}
 			return nil
-		}), nil
+		})
+		ch.isStopped = func() bool { return isStopped(cmd.Process.Pid) }
+		return ch, nil
 	}
+}
+
+// isStopped reports whether a process is stopped by a signal, as proc_pid_stat(5) says it.
+func isStopped(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, fields, _ := strings.Cut(string(b), ") ")
+	return strings.HasPrefix(fields, "T ")
 }
 
 // pluginEnv is the environment of a plugin. home is where it can write.

@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -17,73 +18,145 @@ import (
 //	down        conn is nil: calls wait up to maxRestartWait for the next connection
 //
 // A call in flight when the connection ends fails. It is not sent again, since the plugin may
-// have acted on it.
+// have acted on it. All of these calls together are one fault for the breaker.
+//
+// The first restart is immediate. When connections end soon again and again, the wait doubles
+// from minBackoff to maxBackoff. A new socket of a server that the relay does not start ends
+// the wait.
 const (
 	initializeTimeout = 10 * time.Second // from the start to the checked lists
 	maxRestartWait    = 2 * time.Second  // of a call, for a plugin that is down
 	minBackoff        = 100 * time.Millisecond
 	maxBackoff        = 30 * time.Second
-	stableAfter       = time.Minute // a connection of this length resets the back-off
+	stableAfter       = 10 * time.Second       // a connection of this length resets the back-off
+	socketPoll        = 100 * time.Millisecond // between two looks for a new socket
 )
 
-// run keeps the plugin running until ctx ends. It calls onUp after the first successful
-// handshake; an error of onUp ends it.
-//
-// Before each further attempt run waits half to all of the back-off, at random, so that
-// plugins that failed together do not all restart together.
-func (p *Plugin) run(ctx context.Context, onUp func() error) error {
-	attempts, isUp := 0, false
-	for {
+// run keeps the plugin running until ctx ends, beginning with a connection if there is one. It
+// calls offer after the first successful handshake of its own; an error of offer ends it.
+func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
+	for attempts := 0; ; {
 		start := time.Now()
-		c, err := p.connect(ctx)
-		if err == nil && !isUp {
-			if err := onUp(); err != nil {
+		var err error
+		reason := ""
+		if c == nil {
+			if c, err = p.connect(ctx); err != nil {
+				reason = "it did not start" // err may quote the program
+			}
+		}
+		if err == nil && offer != nil {
+			if err := offer(); err != nil {
 				c.close()
 				return err
 			}
-			isUp = true
+			offer = nil
 		}
 		if err == nil {
 			err = p.serve(ctx, c)
-		} else if !isUp && ctx.Err() == nil {
-			p.setState(nil, err) // Load waits for it
+			c = nil
+			if err != nil {
+				reason = err.Error()
+			}
 		}
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || p.retired.Load() {
 			return ctx.Err()
 		}
 		if time.Since(start) >= stableAfter {
 			attempts = 0
 		}
-		// The shift is bounded against overflow: minBackoff<<12 is above maxBackoff already.
-		wait := min(minBackoff<<min(attempts, 12), maxBackoff)
-		wait = wait/2 + rand.N(wait/2)
+		wait := backoff(attempts)
 		attempts++
+		p.setDown(err, time.Now().Add(wait))
 		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		if p.onDown != nil && offer == nil {
+			p.onDown(p.manifest.Name, reason)
+		}
+		if err := p.waitRetry(ctx, wait); err != nil {
+			return err
 		}
 	}
 }
 
-// serve makes calls go to a connection until it or ctx ends. It returns why.
+// backoff is the wait before a restart, after some attempts that did not last: none for the first
+// one, then half to all of a time that doubles. It is random, so that plugins that failed
+// together do not all restart together.
+func backoff(attempts int) time.Duration {
+	if attempts == 0 {
+		return 0
+	}
+	// The shift is bounded against overflow: minBackoff<<12 is above maxBackoff already.
+	wait := min(minBackoff<<min(attempts-1, 12), maxBackoff)
+	return wait/2 + rand.N(wait/2)
+}
+
+// waitRetry waits until the time is over or the plugin has another socket.
+func (p *Plugin) waitRetry(ctx context.Context, wait time.Duration) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	var poll <-chan time.Time
+	before := p.socketID()
+	if p.socket != "" {
+		ticker := time.NewTicker(socketPoll)
+		defer ticker.Stop()
+		poll = ticker.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+			return nil
+		case <-poll:
+			if now := p.socketID(); now != before && now != "" {
+				return nil
+			}
+		}
+	}
+}
+
+// serve makes calls go to a connection until it or ctx ends, or until the plugin does not answer
+// (see liveness). It returns why.
 func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	p.log.Info("plugin is up", zap.String("mcp", c.version))
-	p.setState(c, nil)
-	p.watches.attach(ctx, c)
-	c.bus.announce()
-	select {
-	case <-c.ended:
-		err = errors.New("its connection ended")
-	case <-ctx.Done():
+	p.setUp(c)
+	l := liveness{conn: c, read: c.ch.messages.Load()}
+	attached := make(chan struct{})
+	go func() {
+		defer close(attached)
+		p.watches.attach(ctx, c)
+		c.bus.announce()
+	}()
+	tick := time.NewTicker(pingInterval)
+	defer tick.Stop()
+	for err == nil && ctx.Err() == nil {
+		select {
+		case <-c.ended:
+			err = errEnded
+		case <-ctx.Done():
+		case <-tick.C:
+			err = l.check()
+		}
+	}
+	isHung := err != nil && err != errEnded
+	if err == nil { // the relay ends it: no fault of the plugin
+		c.faulted.Store(true)
 	}
 	// In this order, so that no new call chooses a connection that is being closed.
-	p.setState(nil, err)
+	p.clearConn(err)
 	p.watches.detach(c)
+	if isHung {
+		c.ch.abort() // it would not react to the end of its input
+	}
 	c.close()
+	l.probes.Wait()
+	<-attached
+	if status := c.ch.stop(); err == errEnded && status != nil {
+		err = status
+	}
 	return err
 }
+
+var errEnded = errors.New("its connection ended")
 
 // connect starts the server, initializes it and compares its lists with the manifest, all
 // within initializeTimeout. A process that it started outlives that context; the caller
@@ -100,7 +173,16 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		err = p.checkServed(ctx, c)
 	}
 	if err != nil {
+		hasEnded := false
+		select {
+		case <-c.ended:
+			hasEnded = true
+		default:
+		}
 		c.close()
+		if status := ch.stop(); hasEnded && status != nil {
+			err = fmt.Errorf("%w (%w)", err, status)
+		}
 		return nil, err
 	}
 	c.relisting.Go(c.followLists)

@@ -54,8 +54,8 @@ func launch(policy string, argv []string) error {
 	if err := checkUnreachable(p.Private); err != nil {
 		return err
 	}
-	if p.Data != "" { // under the restrictions, since the program decides what is in there
-		tmp := filepath.Join(p.Data, "tmp")
+	if p.Data != "" && p.Temp != "" { // under the restrictions, since the program decides what is in there
+		tmp := filepath.Join(p.Data, p.Temp)
 		if err := errors.Join(os.RemoveAll(tmp), os.Mkdir(tmp, 0o700)); err != nil {
 			return fmt.Errorf("empty the folder for temporary files: %w", err)
 		}

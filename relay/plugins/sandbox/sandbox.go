@@ -28,7 +28,10 @@ import (
 // programs in general need (systemPaths).
 type Policy struct {
 	Folder string `json:"folder"` // the program's own files: read and run
-	Data   string `json:"data"`   // a folder to read and write; TMPDIR is its folder tmp. "" for none
+	Data   string `json:"data"`   // a folder to read and write; "" for none
+	// Temp is the name of a folder of Data that is emptied when the program starts, for TMPDIR.
+	// Programs that share Data at the same time each need another one. "": none.
+	Temp string `json:"temp,omitempty"`
 	// Read are more files and folders to read and run, Write to read and write. Each must
 	// exist.
 	Read  []string `json:"read,omitempty"`

@@ -365,7 +365,7 @@ func build(t *testing.T) (*world, Policy) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(w.HeldFD) })
-	return w, Policy{Folder: w.Folder, Data: w.Data, Private: []string{state}, MaxTasks: testTasks}
+	return w, Policy{Folder: w.Folder, Data: w.Data, Temp: "tmp", Private: []string{state}, MaxTasks: testTasks}
 }
 
 // testTasks is above the threads of a Go program with its children.
@@ -614,7 +614,7 @@ func BenchmarkStart(b *testing.B) {
 	dir := b.TempDir()
 	b.Run("sandbox", func(b *testing.B) {
 		for b.Loop() {
-			cmd := Command(Policy{Folder: dir, Data: dir}, "/bin/true")
+			cmd := Command(Policy{Folder: dir, Data: dir, Temp: "tmp"}, "/bin/true")
 			if err := Start(cmd); err != nil {
 				b.Fatal(err)
 			}
