@@ -11,6 +11,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
+	"agentctl/relay/stages"
 	"agentctl/strictjson"
 	"agentctl/transport/edge"
 )
@@ -201,7 +202,7 @@ var (
 
 // metaHeader carries over plain HTTP what _meta carries in MCP, as a JSON object on one
 // line. The stages sign and compress exchange their parameters with clients in it.
-const metaHeader = "Agentctl-Meta"
+const metaHeader = stages.HeaderMeta
 
 // maxMetaSize bounds metaHeader, in bytes.
 const maxMetaSize = 4 << 10

@@ -41,7 +41,7 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(onlyOnLinux("demo", "type it on a Linux machine; a container or a virtual machine will do"))
 	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
 	events.AddCommand(newEventsTail(), newEventsEmit(), onlyOnLinux("serve", onServer), onlyOnLinux("replay", onServer))
-	root.AddCommand(newToken(), newInvite(), newNode(), newMCP(), events)
+	root.AddCommand(newToken(), newInvite(), newNode(), newMCP(), newVerify(), events)
 }
 
 // onlyOnLinux is a command that this system does not have.

@@ -7,7 +7,7 @@ import "github.com/spf13/cobra"
 // addRelayCommands: a board build has only those that speak to a relay; of the others it
 // says where they are.
 func addRelayCommands(root *cobra.Command) {
-	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "demo"} {
+	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
 		root.AddCommand(notHere(name))
 	}
 	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}

@@ -25,7 +25,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newKeys(), newEvents(), newMCP(), newPlugin(), newDemo())
+	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newKeys(), newEvents(), newMCP(), newPlugin(), newVerify(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise.

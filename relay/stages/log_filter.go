@@ -113,14 +113,14 @@ func (r *redactor) cleanFields(fields []zapcore.Field) []zapcore.Field {
 		case !changed:
 			out = append(out, f)
 		default:
-			out = append(out, members(clean)...)
+			out = append(out, memberFields(clean)...)
 		}
 	}
 	return out
 }
 
-// members returns the members of a JSON object as fields.
-func members(doc []byte) (fields []zapcore.Field) {
+// memberFields returns the members of a JSON object as fields.
+func memberFields(doc []byte) (fields []zapcore.Field) {
 	dec := jsontext.NewDecoder(strings.NewReader(string(doc)), lenient...)
 	if _, err := dec.ReadToken(); err != nil {
 		return nil

@@ -47,12 +47,13 @@ var ErrSignature = errors.New("stages: the signature does not match the message"
 type Signature struct {
 	Alg string `json:"alg"` // Algorithm
 	Kid string `json:"kid"` // the id of the key
-	Sig string `json:"sig"` // HMAC of Message.canonical, hex
+	Sig string `json:"sig"` // HMAC of Message.Canonical, hex
 }
 
 // Message is what a signature covers: of a request Tool and Arguments, or URI; of a result
 // also Structured, Content and IsError, or Data. Content is what the tool returned,
-// without the text block that repeats the structured content. Nonce is the request's
+// without the text block that repeats the structured content, and nothing of a structured result over
+// plain HTTP. Nonce is the request's
 // MetaNonce in both messages: it binds the result to the request.
 type Message struct {
 	Kind       string            `json:"kind"`           // "request" or "result"
@@ -67,9 +68,9 @@ type Message struct {
 	Input      json.RawMessage   `json:"input_requests,omitempty"`
 }
 
-// canonical returns the message in the form of RFC 8785, except that whole numbers beyond
+// Canonical returns the bytes that are signed: the message in the form of RFC 8785, except that whole numbers beyond
 // 2^53 keep their digits.
-func (m *Message) canonical() ([]byte, error) {
+func (m *Message) Canonical() ([]byte, error) {
 	raw, err := json.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("stages: sign: %w", err)
@@ -103,7 +104,7 @@ func (m *Message) Verify(s Signature, key []byte) error {
 
 // sum returns the HMAC of the canonical message.
 func (m *Message) sum(key []byte) ([]byte, error) {
-	text, err := m.canonical()
+	text, err := m.Canonical()
 	if err != nil {
 		return nil, err
 	}
@@ -112,10 +113,17 @@ func (m *Message) sum(key []byte) ([]byte, error) {
 	return h.Sum(nil), nil
 }
 
-// ResultMessage returns the message of a request's result.
+// transportHTTP is Caller.Transport of POST /mcp/tools/call, whose answers have structured content or
+// content, but not both.
+const transportHTTP = "http"
+
+// ResultMessage returns the message of a request's result, with what its caller gets.
 func ResultMessage(r *kernel.Request, res *kernel.Result) *Message {
 	m := &Message{Kind: "result", Tool: r.Tool, URI: r.URI, Nonce: text(r.Meta, MetaNonce),
 		Structured: res.Structured, Content: res.Content, IsError: res.IsError, Input: res.InputRequests}
+	if r.Caller.Transport == transportHTTP && len(m.Structured) > 0 {
+		m.Content = nil
+	}
 	if r.Method == kernel.MethodRead {
 		sum := sha256.Sum256(res.Data)
 		m.Tool, m.Data = "", hex.EncodeToString(sum[:])

@@ -149,7 +149,7 @@ func (bc *busConn) call(r *busRights, p *busParams) (any, error) {
 		return nil, bc.deny(r, name, "call")
 	}
 	res, err := bc.bus.o.Kernel.Call(r.ctx, &kernel.Request{
-		Caller: r.caller, Tool: name, Arguments: []byte(p.Arguments), TraceID: r.trace, ConnID: bc.actor(),
+		Caller: r.caller, Tool: name, Arguments: []byte(p.Arguments), TraceID: r.trace, ConnID: bc.actor(), Inner: true,
 	})
 	switch {
 	case err != nil:
@@ -184,7 +184,7 @@ func (bc *busConn) read(r *busRights, p *busParams) (any, error) {
 	if !covers(bc.declared().Read, p.URI) || isControl(p.URI) {
 		return nil, bc.deny(r, p.URI, "read")
 	}
-	res, err := bc.bus.o.Kernel.Call(r.ctx, &kernel.Request{Method: kernel.MethodRead, Caller: r.caller, URI: p.URI, TraceID: r.trace, ConnID: bc.actor()})
+	res, err := bc.bus.o.Kernel.Call(r.ctx, &kernel.Request{Method: kernel.MethodRead, Caller: r.caller, URI: p.URI, TraceID: r.trace, ConnID: bc.actor(), Inner: true})
 	if err != nil {
 		return nil, err
 	}
