@@ -343,6 +343,11 @@ func (s busScopes) Has(scope string) bool {
 	return !slices.Contains(neverOnBus, scope) && (!s.forCall || s.caller != nil && s.caller.Has(scope))
 }
 
+// HasTopic limits a plugin to the topics of its caller while it serves a call.
+func (s busScopes) HasTopic(topic string) bool {
+	return !s.forCall || (&kernel.Caller{Scopes: s.caller}).HasTopic(topic)
+}
+
 // covers reports whether a name is one of a list, or begins with one that ends in *. A name that
 // itself ends in * is covered by one that is at least as wide.
 func covers(list []string, name string) bool {

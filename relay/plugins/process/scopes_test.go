@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"agentctl/relay/kernel"
 )
 
 func TestDeclaredScopes(t *testing.T) {
@@ -58,5 +60,28 @@ func TestDeclaredScopes(t *testing.T) {
 	}
 	if got, err := DeclaredScopes(filepath.Join(dir, "none")); got != nil || err != nil {
 		t.Errorf("a directory that is not there: %v, %v", got, err)
+	}
+}
+
+// onlyTopic is a caller that is limited to one topic.
+type onlyTopic string
+
+func (onlyTopic) Has(string) bool              { return true }
+func (s onlyTopic) HasTopic(topic string) bool { return topic == string(s) }
+
+// While a plugin serves a call it has no topics that the caller's token lacks.
+func TestBusKeepsTopics(t *testing.T) {
+	for _, tt := range []struct {
+		scopes busScopes
+		want   bool
+	}{
+		{busScopes{onlyTopic("alert"), true}, false},
+		{busScopes{onlyTopic("join"), true}, true},
+		{busScopes{scopes{"events:subscribe"}, true}, true}, // not limited
+		{busScopes{nil, false}, true},                       // on its own account
+	} {
+		if got := (&kernel.Caller{Scopes: tt.scopes}).HasTopic("join"); got != tt.want {
+			t.Errorf("%+v: HasTopic is %v", tt.scopes, got)
+		}
 	}
 }
