@@ -23,10 +23,22 @@ type stateTable struct {
 	rows   *sqlitefile.Table
 	chains map[int64]*chain
 	types  map[string]*leafList
+	// presence has the leaf of the newest event about each device and agent; nil when there are too
+	// many of them.
+	presence map[presenceSubject]*int
 }
 
 // leafList is the leaves that hold events of one type, ascending.
 type leafList struct{ leaves []int }
+
+// presenceSubject is what an event about presence is about.
+type presenceSubject struct {
+	chain           int64
+	kind, aggregate string
+}
+
+// maxPresenceSubjects bounds stateTable.presence.
+const maxPresenceSubjects = 4 * kernel.MaxPresences
 
 // errNotState says that a row is not one of state.
 var errNotState = errors.New("eventlog: not a row of state")
@@ -43,7 +55,7 @@ func (s *Store) openStateTable() bool {
 		return false
 	}
 	rows, err := sqlitefile.NewTable(s.file, root)
-	t := &stateTable{rows: rows, chains: s.w.byID, types: make(map[string]*leafList)}
+	t := &stateTable{rows: rows, chains: s.w.byID, types: make(map[string]*leafList), presence: make(map[presenceSubject]*int)}
 	if err == nil {
 		err = t.verify()
 	}
@@ -55,7 +67,8 @@ func (s *Store) openStateTable() bool {
 	return true
 }
 
-// verify checks the rows against their chains, as verifier does, and notes where the types are.
+// verify checks the rows against their chains, as verifier does, and notes where the types are, and
+// the newest events about presence.
 func (t *stateTable) verify() error {
 	chains := make([]*chain, 0, len(t.chains))
 	for _, c := range t.chains {
@@ -78,6 +91,7 @@ func (t *stateTable) verify() error {
 			if n := len(list.leaves); n == 0 || list.leaves[n-1] != i {
 				list.leaves = append(list.leaves, i)
 			}
+			t.notePresence(id, &e, i)
 			return nil
 		})
 		if err != nil {
@@ -92,6 +106,26 @@ func (t *stateTable) verify() error {
 		return &v.result.Faults[0]
 	}
 	return nil
+}
+
+// notePresence notes the leaf of an event about presence as that of the newest one. There are many
+// such events about few boards, so that a start reads most of their leaves once only.
+func (t *stateTable) notePresence(chain int64, e *kernel.Event, leaf int) {
+	kind, ok := kernel.PresenceKind(e)
+	if !ok || t.presence == nil {
+		return
+	}
+	subject := presenceSubject{chain, kind, e.Aggregate}
+	switch newest := t.presence[subject]; {
+	case newest != nil:
+		*newest = leaf
+	case len(t.presence) < maxPresenceSubjects:
+		subject.aggregate = strings.Clone(e.Aggregate)
+		first := leaf // the parameter stays off the heap
+		t.presence[subject] = &first
+	default:
+		t.presence = nil
+	}
 }
 
 // parseState reads a row of state. The texts of the event are those of the record.
@@ -110,29 +144,60 @@ func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b
 
 // Replay implements kernel.Log. Before Run, events of state come from the table that Open has checked.
 func (s *Store) Replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types ...string) error {
-	if _, calls := classesOf(types); !calls {
-		s.tableMu.RLock()
-		defer s.tableMu.RUnlock()
-		if s.table != nil {
-			last, err := s.table.replay(ctx, after, fn, types)
-			if !errors.Is(err, sqlitefile.ErrNotSound) {
-				return err
-			}
-			after = last // SQLite reads the rest, or says why it cannot
+	if _, calls := classesOf(types); calls {
+		return s.Reader.Replay(ctx, after, fn, types...)
+	}
+	return s.replayState(ctx, after, fn, types, func(t *stateTable) []int { return t.leavesOf(types) })
+}
+
+// ReplayPresence implements kernel.PresenceReplayer. Before Run it reads the leaves only that have the
+// newest events.
+func (s *Store) ReplayPresence(ctx context.Context, fn func(kernel.Event) error) error {
+	return s.replayState(ctx, 0, fn, kernel.PresenceTypes, (*stateTable).presenceLeaves)
+}
+
+// replayState is Replay for types of state, of the events in some leaves of the table if there is one.
+func (s *Store) replayState(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string, leaves func(*stateTable) []int) error {
+	s.tableMu.RLock()
+	defer s.tableMu.RUnlock()
+	if s.table != nil {
+		last, err := s.table.replay(ctx, after, fn, types, leaves(s.table))
+		if !errors.Is(err, sqlitefile.ErrNotSound) {
+			return err
 		}
+		after = last // SQLite reads the rest, or says why it cannot
 	}
 	return s.Reader.Replay(ctx, after, fn, types...)
 }
 
-// replay calls fn with the events of some types behind a seq, and returns the last one. An
-// sqlitefile.ErrNotSound says that the pages have changed.
-func (t *stateTable) replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string) (last uint64, err error) {
-	names := make(map[string]string) // of the types, so that each event does not need a copy
-	var leaves []int
+// leavesOf returns the leaves that hold events of some types.
+func (t *stateTable) leavesOf(types []string) (leaves []int) {
 	for name, list := range t.types {
 		if kernel.MatchesType(types, name) {
-			names[name] = name
 			leaves = append(leaves, list.leaves...)
+		}
+	}
+	return leaves
+}
+
+// presenceLeaves returns the leaves that hold the newest events about presence.
+func (t *stateTable) presenceLeaves() (leaves []int) {
+	if t.presence == nil {
+		return t.leavesOf(kernel.PresenceTypes)
+	}
+	for _, leaf := range t.presence {
+		leaves = append(leaves, *leaf)
+	}
+	return leaves
+}
+
+// replay calls fn with the events of some types in leaves behind a seq, and returns the last one. An
+// sqlitefile.ErrNotSound says that the pages have changed.
+func (t *stateTable) replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string, leaves []int) (last uint64, err error) {
+	names := make(map[string]string) // of the types, so that each event does not need a copy
+	for name := range t.types {
+		if kernel.MatchesType(types, name) {
+			names[name] = name
 		}
 	}
 	slices.Sort(leaves)

@@ -55,6 +55,69 @@ func replayed(t testing.TB, l kernel.Log, after uint64, types ...string) (events
 	return events
 }
 
+// Before Run, a replay of presence may leave out what later events have replaced, and nothing else.
+func TestReplayPresence(t *testing.T) {
+	path := logPath(t)
+	s := open(t, Options{Path: path})
+	stop := run(t, s)
+	r := rand.New(rand.NewPCG(5, 6))
+	var group []kernel.Event
+	add := func(about string, n int) {
+		p := kernel.Presence{ID: about, Kind: []string{kernel.PresenceDevice, kernel.PresenceAgent, "later"}[r.IntN(3)], Name: strings.Repeat("n", r.IntN(100)), LastPingMS: int64(n)}
+		payload, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		group = append(group, kernel.Event{Tenant: []string{"a", "b"}[r.IntN(2)], Type: kernel.PresenceTypes[r.IntN(3)], Aggregate: about, Payload: payload},
+			kernel.Event{Tenant: "a", Type: "event", Aggregate: about})
+		if len(group) == 200 {
+			mustAppend(t, s, group...)
+			group = nil
+		}
+	}
+	for i := range 1000 {
+		about := r.IntN(10)
+		if i < 200 { // some are not heard of again
+			about = r.IntN(40)
+		}
+		add(fmt.Sprint("x", about), i)
+	}
+	stop()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = open(t, Options{Path: path})
+	newestOf := func(replay func(fn func(kernel.Event) error) error) (newest map[string]kernel.Event, n int) {
+		newest = make(map[string]kernel.Event)
+		if err := replay(func(e kernel.Event) error {
+			kind, ok := kernel.PresenceKind(&e)
+			if !ok {
+				t.Errorf("not about presence: %+v", e)
+			}
+			newest[e.Tenant+" "+kind+" "+e.Aggregate] = e
+			n++
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return newest, n
+	}
+	presence := func(fn func(kernel.Event) error) error { return s.ReplayPresence(t.Context(), fn) }
+	want, events := newestOf(func(fn func(kernel.Event) error) error { return s.Replay(t.Context(), 0, fn, kernel.PresenceTypes...) })
+	got, read := newestOf(presence)
+	if !reflect.DeepEqual(got, want) || read > events/2 || events != 1000 {
+		t.Errorf("%d newest events of %d, want %d of %d", len(got), read, len(want), events)
+	}
+	s.table.presence = nil // too many
+	if got, read := newestOf(presence); !reflect.DeepEqual(got, want) || read != events {
+		t.Errorf("without the table of presence: %d newest events of %d", len(got), read)
+	}
+	s.table = nil
+	if got, read := newestOf(presence); !reflect.DeepEqual(got, want) || read != events {
+		t.Errorf("from SQLite: %d newest events of %d", len(got), read)
+	}
+}
+
 // Before Run and behind it, a replay returns the same events.
 func TestReplayBeforeRun(t *testing.T) {
 	path, events := mixedLog(t, 3000)

@@ -142,6 +142,14 @@ func (q *Queue) Replay(ctx context.Context, after uint64, fn func(kernel.Event) 
 	return q.opt.Log.Replay(ctx, after, fn, types...)
 }
 
+// ReplayPresence implements kernel.PresenceReplayer.
+func (q *Queue) ReplayPresence(ctx context.Context, fn func(kernel.Event) error) error {
+	if q.opt.Log == nil {
+		return nil
+	}
+	return kernel.ReplayPresence(ctx, q.opt.Log, fn)
+}
+
 // Last implements kernel.Log.
 func (q *Queue) Last() uint64 {
 	if q.opt.Log == nil {

@@ -59,6 +59,22 @@ type Log interface {
 // damaged. nil while it works.
 type FaultReporter interface{ Fault() error }
 
+// PresenceReplayer is a Log that knows which events about presence later ones have replaced.
+type PresenceReplayer interface {
+	// ReplayPresence is Replay of all events of PresenceTypes, of which it may leave out those that a
+	// later one about the same device or agent has replaced.
+	ReplayPresence(ctx context.Context, fn func(Event) error) error
+}
+
+// ReplayPresence is Log.Replay of the events about presence, without those that the log knows to be
+// replaced.
+func ReplayPresence(ctx context.Context, l Log, fn func(Event) error) error {
+	if r, ok := l.(PresenceReplayer); ok {
+		return r.ReplayPresence(ctx, fn)
+	}
+	return l.Replay(ctx, 0, fn, PresenceTypes...)
+}
+
 // LogFault returns why a log takes no events, as far as it says; nil for a log that works.
 func LogFault(l Log) error {
 	if f, ok := l.(FaultReporter); ok {

@@ -69,6 +69,9 @@ const (
 	eventPresenceSnapshot = "presence.snapshot"
 )
 
+// PresenceTypes are the types of the events about presence.
+var PresenceTypes = []string{eventOnline, eventOffline, eventPresenceSnapshot}
+
 type presenceKey struct{ tenant, kind, id string }
 
 func (a presenceKey) compare(b presenceKey) int {
@@ -321,7 +324,7 @@ func (p *presence) list(want func(presenceKey) bool) []Presence {
 func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 	p := &k.presence
 	newest := make(map[presenceKey]Event) // of known ones, so MaxPresences at most
-	err := log.Replay(ctx, 0, func(ev Event) error {
+	err := ReplayPresence(ctx, log, func(ev Event) error {
 		key := presenceKey{ev.Tenant, kindOf(ev.Payload), ev.Aggregate}
 		p.mu.RLock()
 		isKnown := p.entries[key] != nil
@@ -332,23 +335,37 @@ func (k *Kernel) RestorePresence(ctx context.Context, log Log) error {
 			p.restore(&ev)
 		}
 		return nil
-	}, eventOnline, eventOffline, eventPresenceSnapshot)
+	})
 	for _, ev := range newest {
 		p.restore(&ev)
 	}
 	return err
 }
 
+// PresenceKind returns what an event about presence is about, such as PresenceDevice; the tenant and the
+// aggregate say which one. ok is false for other events. It allocates for a kind only that no
+// release knows.
+func PresenceKind(e *Event) (kind string, ok bool) {
+	switch e.Type {
+	case eventOnline, eventOffline, eventPresenceSnapshot:
+		return kindOf(e.Payload), true
+	}
+	return "", false
+}
+
 // kindOf returns the kind in the payload of an event about presence, without decoding it: quotes in
 // other texts are escaped. "" if there is none.
 func kindOf(payload []byte) string {
 	const key = `"kind":"`
-	if at := bytes.Index(payload, []byte(key)); at >= 0 {
-		if n := bytes.IndexByte(payload[at+len(key):], '"'); n >= 0 {
-			return string(payload[at+len(key) : at+len(key)+n])
-		}
+	_, rest, _ := bytes.Cut(payload, []byte(key))
+	kind, _, _ := bytes.Cut(rest, []byte{'"'})
+	switch string(kind) { // without an allocation
+	case PresenceDevice:
+		return PresenceDevice
+	case PresenceAgent:
+		return PresenceAgent
 	}
-	return ""
+	return string(kind)
 }
 
 // restore sets the entry of an event.
