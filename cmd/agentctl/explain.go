@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -118,6 +119,16 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 	return code, next
 }
 
+// lackingScope is the flag that gives the scope which a refusal names, "" if it names none.
+func lackingScope(message string) string {
+	_, after, _ := strings.Cut(message, "lacks the scope ")
+	scope, _, _ := strings.Cut(after, " ")
+	if _, _, ok := manifest.PluginScope(scope); ok || slices.Contains(manifest.Scopes, scope) {
+		return " --add-scope " + scope
+	}
+	return ""
+}
+
 // isAdministration reports whether a command changes what a relay has of boards, invites or tokens.
 func isAdministration(cmd *cobra.Command) bool {
 	g := group(cmd)
@@ -135,7 +146,7 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
 			return exitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
 		}
-		return exitUnauthorized, "; mint one that may with: agentctl token create, and pass it with --token-file"
+		return exitUnauthorized, "; mint one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
 	case e.Code == manifest.SafetyDenied:
 		return exitUnauthorized, "; see your nodes with: agentctl ls"
 	case e.Code == manifest.NodeOffline:

@@ -176,10 +176,10 @@ func TestLimitedTopics(t *testing.T) {
 			}
 		}
 	}
-	if status, _, body := g.request("GET", StreamPath+"?topics=y", "", narrow...); status != 403 || !strings.Contains(body, "E_SAFETY_DENIED") || !strings.Contains(body, "the token is limited to other topics") {
+	if status, _, body := g.request("GET", StreamPath+"?topics=y", "", narrow...); status != 403 || !strings.Contains(body, "E_SAFETY_DENIED") || !strings.Contains(body, "the token is limited to other topics: log/*,x") {
 		t.Errorf("%d %s", status, body)
 	}
-	if status, _, body := g.request("POST", IngestPath, `{"topic":"log","data":1}`, narrow...); status != 403 || !strings.Contains(body, "the token is limited to other topics") {
+	if status, _, body := g.request("POST", IngestPath, `{"topic":"log","data":1}`, narrow...); status != 403 || !strings.Contains(body, "the token is limited to other topics: log/*,x") {
 		t.Errorf("%d %s", status, body)
 	}
 }

@@ -183,7 +183,7 @@ func (g *Gateway) checkIngest(id Identity, topic string) error {
 	case slices.Contains(g.opts.RelayTopics, topic) && !isAdmin:
 		return denied("only the relay publishes to this topic; choose another, or one below it")
 	case !id.Topics.Match(topic):
-		return errTopicNotGranted
+		return errTopicNotGranted(id.Topics)
 	}
 	return nil
 }

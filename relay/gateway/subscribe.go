@@ -10,10 +10,12 @@ import (
 	"agentctl/transport/sse"
 )
 
-var (
-	errAdminTopic      = denied("the topics audit and kernel need the scope " + ScopeAdmin)
-	errTopicNotGranted = denied("the token is limited to other topics; see its own with: agentctl token ls")
-)
+var errAdminTopic = denied("the topics audit and kernel need the scope " + ScopeAdmin)
+
+// errTopicNotGranted refuses a topic, and lists those that the token has.
+func errTopicNotGranted(granted topic.Patterns) error {
+	return denied(fmt.Sprintf("the token is limited to other topics: %.500s", granted))
+}
 
 // subscribe opens a stream. It refuses a request before the response head is sent, since an
 // EventSource reconnects when a stream ends. It returns once the stream has been handed to
@@ -104,7 +106,7 @@ func requestedFilter(r *http.Request, id Identity) (eventFilter, error) {
 			return eventFilter{}, errAdminTopic
 		}
 		if !filter.granted.Overlaps(t) {
-			return eventFilter{}, errTopicNotGranted
+			return eventFilter{}, errTopicNotGranted(filter.granted)
 		}
 	}
 	return filter, nil
