@@ -15,6 +15,7 @@ import (
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/fleet"
 	"agentctl/relay/plugins/process"
+	"agentctl/relay/plugins/triage"
 	"agentctl/transport/edge"
 )
 
@@ -34,6 +35,7 @@ const (
 	PluginTickets   = "tickets"
 	PluginDirectory = "directory"
 	PluginFleet     = fleet.Name
+	PluginTriage    = triage.Name
 )
 
 // Values of Options.TLS.
@@ -129,11 +131,13 @@ type Options struct {
 
 	Plugins         []func(*kernel.Kernel) kernel.Plugin // loaded by Open
 	DisabledPlugins []string                             // built-in plugins that are not loaded
-	Conformance     bool                                 // load PluginConformance
-	PluginDir       string                               // of external plugins; default STATE/plugins
-	ExternalPlugins []string                             // names in PluginDir that Run starts
-	PluginSockets   string                               // directory of the sockets of plugins that are services; "" for none
-	PluginSandbox   string                               // SandboxLandlock, SandboxOff; default SandboxLandlock
+	// TriagePriorities are the priorities of tickets that alerts open, by level or rule of the alert.
+	TriagePriorities map[string]string
+	Conformance      bool     // load PluginConformance
+	PluginDir        string   // of external plugins; default STATE/plugins
+	ExternalPlugins  []string // names in PluginDir that Run starts
+	PluginSockets    string   // directory of the sockets of plugins that are services; "" for none
+	PluginSandbox    string   // SandboxLandlock, SandboxOff; default SandboxLandlock
 
 	Parts []string         // parts to run; default PartMCP, and PartSSE if SSE is set
 	SSE   *gateway.Options // of the event gateway
@@ -190,9 +194,12 @@ func (r *Relay) checkOptions() error {
 		return badOption("PluginSandbox", "no such sandbox: %q (use %s or %s)", o.PluginSandbox, SandboxLandlock, SandboxOff)
 	}
 	for _, name := range o.DisabledPlugins {
-		if name != PluginTickets && name != PluginDirectory && name != PluginFleet {
-			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s, %s and %s can", name, PluginTickets, PluginDirectory, PluginFleet)
+		if name != PluginTickets && name != PluginDirectory && name != PluginFleet && name != PluginTriage {
+			return badOption("DisabledPlugins", "plugin %q cannot be left out; %s, %s, %s and %s can", name, PluginTickets, PluginDirectory, PluginFleet, PluginTriage)
 		}
+	}
+	if err := checkTriage(o.TriagePriorities); err != nil {
+		return err
 	}
 	if o.AuditMaxBytes != 0 && (o.AuditMaxBytes < audit.MinBytes || o.AuditMaxBytes > audit.MaxBytes) {
 		return badOption("AuditMaxBytes", "must be 1 to 65536 MB")

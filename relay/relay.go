@@ -79,6 +79,7 @@ type Relay struct {
 	tickets   *tickets.Plugin // nil: disabled
 	builtins  map[string]builtinPlugin
 	processes *process.Host
+	bus       *process.Bus
 	clock     *clockGuard
 
 	// Devices as plugins of the kernel.

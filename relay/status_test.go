@@ -76,7 +76,7 @@ func TestStatusSocket(t *testing.T) {
 			if _, err := ReadStatus(t.Context(), dir); err == nil {
 				t.Error("a status without a directory")
 			}
-			r, err := Open(Options{StateDir: dir, Listen: "127.0.0.1:0", Version: "v9"})
+			r, err := Open(Options{StateDir: dir, Listen: "127.0.0.1:0", Version: "v9", DisabledPlugins: []string{PluginTriage}})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -23,6 +23,7 @@ import (
 //	call.*            audit                 the whole event (eventData)
 //	ticket.*          ticket                the whole event, and so on for presence,
 //	                                        alert, join and kernel
+//	plugin.NAME.*     plugin/NAME           the whole event
 //	log.gap           log/gap               the whole event
 //	*.snapshot        none: retention has written old state again
 
@@ -43,6 +44,8 @@ func topicName(e *kernel.Event) string {
 		return "audit"
 	case "ticket", "presence", "alert", "join", "kernel":
 		return group
+	case "plugin":
+		return pluginTopic(e.Type)
 	case "log": // eventqueue.GapType
 		return "log/gap"
 	}
@@ -51,7 +54,7 @@ func topicName(e *kernel.Event) string {
 
 // relayTopics are topics that a token for ingest may not publish to: an alert is a board's,
 // a ticket was made here. The gateway itself protects audit and kernel.
-var relayTopics = []string{"ticket", "presence", "alert", "join", "log/gap"}
+var relayTopics = []string{"ticket", "presence", "alert", "join", "log/gap", "plugin/*"}
 
 // topicPayload is the payload of a topicEventType event: the log takes objects only.
 type topicPayload struct {

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -152,10 +154,11 @@ func (r *Relay) newKernel() (err error) {
 	if err != nil {
 		return err
 	}
+	r.bus = r.newBus()
 	r.processes = process.New(r.processOptions())
 	r.endpoints.init(&r.opt)
 	r.control = control.New(control.Options{
-		Kernel: r.kernel, Log: r.queue, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r},
+		Kernel: r.kernel, Log: r.queue, Middleware: r.stages, Transports: transports{r}, Plugins: pluginLoader{r}, Consents: consents{r},
 		Health: r.healthProblems, Level: newLogLevel(r),
 		BeginChange: func(ctx context.Context, kr *kernel.Request, target string) error {
 			rec := kr.Record()
@@ -177,7 +180,7 @@ func (r *Relay) processOptions() process.Options {
 	}
 	return process.Options{
 		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, Log: r.queue, SocketDir: r.opt.PluginSockets,
-		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff,
+		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff, Bus: r.bus, Bundled: r.bundledPlugins(),
 		OnDown: func(name, reason string) { r.logPluginChange("restart", name, reason) },
 	}
 }
@@ -333,7 +336,9 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	if r.listener != nil {
 		wg.Go(func() { r.followAddresses(ctx) })
 	}
-	wg.Go(func() { _ = r.processes.Run(ctx, r.opt.ExternalPlugins...) })
+	wg.Go(func() {
+		_ = r.processes.Run(ctx, slices.Concat(slices.Sorted(maps.Keys(r.bundledPlugins())), r.opt.ExternalPlugins)...)
+	})
 	wg.Go(func() {
 		if err := r.audit.Run(ctx); err != nil {
 			r.log.Error("the last lines of the audit log are not written", zap.Error(err))

@@ -72,7 +72,7 @@ var rules = []struct {
 	{"journal", []string{"prober/...", "handlers/...", "control/...", "transport/...", "relay/...", "cmd/..."}, nil, "the journal's helper runs with other rights and links little"},
 	{"...", []string{"github.com/gorilla/websocket"}, []string{"transport/link"}, "WebSocket is an implementation detail of the link"},
 	{"...", []string{"github.com/modelcontextprotocol/go-sdk/..."}, []string{"relay/mcp"}, "the MCP SDK stays behind relay/mcp"},
-	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process"}, "JSON-RPC is spoken on the control socket and to external plugins"},
+	{"...", []string{"github.com/creachadair/jrpc2/..."}, []string{"control", "relay/plugins/process", "relay/plugins/triage"}, "JSON-RPC is spoken on the control socket and to external plugins"},
 	{"...", []string{"github.com/santhosh-tekuri/jsonschema/..."}, []string{"manifest", "relay/plugins/process", "relay/stages"}, "product schemas belong to manifest, those of external plugins to process; stages validate what they have rewritten"},
 	{"...", []string{"github.com/golang-jwt/..."}, []string{"relay/auth"}, "tokens are issued and verified in one package"},
 	{"...", []string{"modernc.org/..."}, []string{"sqlitefile", "relay/auth", "relay/eventlog", "relay/backup", "relay/storage", "prober/history"}, "a package that stores data owns its database; relay/backup copies them through SQLite; sqlitefile has what their files have in common; relay/storage knows SQLite's error codes"},
@@ -142,6 +142,7 @@ var allowed = map[string]string{
 	"relay/plugins/fleet":       "duration lazyregexp manifest relay/kernel relay/plugins/arguments suggest",
 	"relay/plugins/process":     "lazyregexp manifest relay/kernel relay/plugins/sandbox strictjson suggest",
 	"relay/plugins/sandbox":     "",
+	"relay/plugins/triage":      "",
 	"relay/plugins/tickets":     "lazyregexp manifest relay/kernel relay/plugins/arguments",
 	"relay":                     "enrollment lazyregexp manifest relay/... strictjson transport/clock transport/edge transport/fanout transport/link transport/sse",
 }

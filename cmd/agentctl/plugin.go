@@ -25,7 +25,7 @@ docs/kernel.md shows one.
 ls, load, reload and unload need a token with the scope kernel:admin:
   agentctl token create --class operator`,
 	}
-	c.AddCommand(newPluginAdopt(), newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginReload(), newPluginUnload(), newPluginServe())
+	c.AddCommand(newPluginAdopt(), newPluginValidate(), newPluginLs(), newPluginLoad(), newPluginReload(), newPluginUnload(), newPluginShow(), newPluginAllow(), newPluginDisallow(), newPluginServe())
 	return c
 }
 

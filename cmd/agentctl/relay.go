@@ -86,7 +86,8 @@ are folders in --plugin-dir.`,
 	f.StringVar(&s.o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
 	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are separate services, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
 	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
-	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory, fleet")
+	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory, fleet, triage")
+	f.StringToStringVar(&s.o.TriagePriorities, "triage-priority", nil, "`KEY=PRIORITY` of tickets that alerts open: KEY is a level (error, warn, info) or a rule; PRIORITY is low, normal, high or urgent (repeatable)")
 	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&s.o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
 	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
@@ -192,7 +193,7 @@ var optionFlags = map[string]string{
 	"EventsMaxBytes": "--events-max-mb", "EventsMaxAge": "--events-max-age", "EventsCallsMaxAge": "--events-calls-max-age",
 	"EventsTenantMaxBytes": "--events-tenant-max-mb", "EventsTenantCallsMaxBytes": "--events-tenant-calls-max-mb",
 	"Anonymous": "--anonymous", "DisabledPlugins": "--without", "ExternalPlugins": "--plugin",
-	"Listen": "--listen", "MaxRestarts": "--max-restarts", "PluginSandbox": "--plugin-sandbox", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TLSCert": "--tls-cert, --tls-key",
+	"Listen": "--listen", "MaxRestarts": "--max-restarts", "PluginSandbox": "--plugin-sandbox", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TriagePriorities": "--triage-priority", "TLSCert": "--tls-cert, --tls-key",
 }
 
 // relayOpenError gives an error of relay.Open its exit code, flag and next step.

@@ -15,6 +15,7 @@ package auth
 //	             process, does not register them again; a new token does
 //	invites      codes that boards and agents join with, as hashes
 //	enrollments  the keys of boards and agents that have joined
+//	consents     what operators allow plugins to use of the relay
 //	keys         the signing keys: which one signs, and which still verify
 //	changes      counters that move with revocations, nodes (not with seen) and keys; epoch
 //	             moves with everything that takes rights away
@@ -89,6 +90,7 @@ var migrations = []string{
 	`ALTER TABLE tokens ADD COLUMN topics TEXT NOT NULL DEFAULT '';
 	ALTER TABLE invites ADD COLUMN topics TEXT NOT NULL DEFAULT '';
 	ALTER TABLE enrollments ADD COLUMN topics TEXT NOT NULL DEFAULT '';`,
+	consentSchema,
 }
 
 // joinSchema holds what joining needs. An invite is kept after its end for a while, so that a
@@ -170,4 +172,17 @@ const recordSchema = `
 	CREATE TRIGGER epoch_invites AFTER UPDATE OF used, revoked ON invites
 	BEGIN UPDATE changes SET epoch = epoch + 1; END;
 	CREATE TRIGGER epoch_enrollments AFTER UPDATE OF revoked, code_revoked ON enrollments
+	BEGIN UPDATE changes SET epoch = epoch + 1; END;`
+
+// consentSchema holds what operators decided on plugins (consent.go). The epoch moves with a changed
+// decision, which may take rights away.
+const consentSchema = `
+	CREATE TABLE consents (
+		plugin  TEXT PRIMARY KEY,
+		digest  TEXT NOT NULL,
+		tenants TEXT NOT NULL,
+		actor   TEXT NOT NULL,
+		at      INTEGER NOT NULL
+	) STRICT, WITHOUT ROWID;
+	CREATE TRIGGER epoch_consents AFTER UPDATE ON consents
 	BEGIN UPDATE changes SET epoch = epoch + 1; END;`

@@ -65,6 +65,8 @@ type Store struct {
 	keyLookup keyLookup
 
 	keyValidator *jwt.Validator // of tokens bound to a key: without nbf
+	consentsMu   sync.RWMutex   // protects the next field
+	consents     map[string]Consent
 	nonces       *nonceMaker
 	joining      joining
 
@@ -184,6 +186,9 @@ func (s *Store) load(o *Options) error {
 	s.keyValidator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
 		jwt.WithExpirationRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
 	if err := s.loadRevocations(context.Background()); err != nil {
+		return err
+	}
+	if err := s.loadConsents(context.Background()); err != nil {
 		return err
 	}
 	if err := s.loadMigrating(context.Background()); err != nil {

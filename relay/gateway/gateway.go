@@ -49,6 +49,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/relay/topic"
 	"agentctl/transport/edge"
 	"agentctl/transport/sse"
 )
@@ -102,13 +103,13 @@ type Options struct {
 	Heartbeat      time.Duration // default 15 s; 10 ms to 1 h
 	Ring           int           // events kept for resume; default 500, at most 100,000 (and 64 MiB)
 
-	SubscribeToken string        // bearer token of subscribers, tenant "default"
-	IngestToken    string        // bearer token of ingest; default SubscribeToken
-	Identities     Authenticator // of other tokens; nil: there are none
-	HMACSecret     []byte        // signs each event; nil: unsigned
-	RelayTopics    []string      // published by Emit and the log; ingest into them needs kernel:admin
-	AllowOrigins   []string      // web origins that may subscribe and publish, as https://host:port
-	Hosts          []string      // names without port that a proxy on this machine may pass on as Host
+	SubscribeToken string         // bearer token of subscribers, tenant "default"
+	IngestToken    string         // bearer token of ingest; default SubscribeToken
+	Identities     Authenticator  // of other tokens; nil: there are none
+	HMACSecret     []byte         // signs each event; nil: unsigned
+	RelayTopics    topic.Patterns // published by Emit and the log; ingest into them needs kernel:admin
+	AllowOrigins   []string       // web origins that may subscribe and publish, as https://host:port
+	Hosts          []string       // names without port that a proxy on this machine may pass on as Host
 
 	// IngestRate is the events per second that one identity may publish, with a burst of two
 	// seconds; default 1,000. OpenIngestRate is that of all requests with a configured

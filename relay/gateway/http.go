@@ -180,7 +180,7 @@ func (g *Gateway) checkIngest(id Identity, topic string) error {
 	switch {
 	case isAdminTopic(topic) && !isAdmin:
 		return errAdminTopic
-	case slices.Contains(g.opts.RelayTopics, topic) && !isAdmin:
+	case g.opts.RelayTopics != nil && g.opts.RelayTopics.Match(topic) && !isAdmin:
 		return denied("only the relay publishes to this topic; choose another, or one below it")
 	case !id.Topics.Match(topic):
 		return errTopicNotGranted(id.Topics)

@@ -9,14 +9,16 @@ import (
 
 // args are the arguments of all tools; each tool uses some of them.
 type args struct {
-	Name   string          `json:"name"`
-	Scope  string          `json:"scope"`
-	Config json.RawMessage `json:"config"`
-	Order  []string        `json:"order"`
-	Tool   string          `json:"tool"`
-	After  string          `json:"after"`
-	Limit  int             `json:"limit"`
-	Level  string          `json:"level"`
+	Name    string          `json:"name"`
+	Scope   string          `json:"scope"`
+	Config  json.RawMessage `json:"config"`
+	Order   []string        `json:"order"`
+	Tool    string          `json:"tool"`
+	After   string          `json:"after"`
+	Limit   int             `json:"limit"`
+	Level   string          `json:"level"`
+	Tenants []string        `json:"tenants"`
+	Digest  string          `json:"digest"`
 }
 
 // Patterns of arguments. They keep unprintable characters out of messages, events and log
@@ -26,6 +28,8 @@ var (
 	scopePattern   = lazyregexp.New(`^(global|(transport|plugin|connection)=[!-~]{1,512})$`)
 	pluginPattern  = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}$`)
 	versionPattern = lazyregexp.New(`^[a-z0-9][a-z0-9_-]{0,31}(@[0-9A-Za-z.+-]{1,64})?$`)
+	tenantPattern  = lazyregexp.New(`^([a-z0-9][a-z0-9-]{0,31}|\*)$`)
+	digestPattern  = lazyregexp.New(`^[0-9a-f]{64}$`)
 	cursorPattern  = lazyregexp.New(`^[!-~]{1,128}$`)
 )
 
@@ -35,6 +39,8 @@ var forms = map[*lazyregexp.Regexp]string{
 	scopePattern:   "global, transport=NAME, plugin=NAME or connection=ID",
 	pluginPattern:  "the name of a folder: a-z, 0-9, _ and -",
 	versionPattern: "NAME or NAME@VERSION",
+	tenantPattern:  "a tenant, or *",
+	digestPattern:  "64 hexadecimal digits",
 	cursorPattern:  "printable ASCII without spaces",
 }
 

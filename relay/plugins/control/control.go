@@ -119,6 +119,7 @@ type Options struct {
 	Middleware Middleware
 	Transports Transports // nil: none are listed
 	Plugins    Plugins    // nil: none can be loaded
+	Consents   Consents   // nil: no plugin can be allowed anything
 	// Metrics returns the figures of the metrics stage, to be encoded as JSON;
 	// ResetMetrics sets them to zero. Both may be nil.
 	Metrics      func() any
@@ -298,14 +299,16 @@ func callerError(err error) error {
 
 // Change is the payload of an event of the control plane.
 type Change struct {
-	Action string   `json:"action"` // enable, disable, configure, reorder, load, reload, unload, restart, reset
+	Action string   `json:"action"` // enable, disable, configure, reorder, load, reload, unload, restart, allow, disallow, reset
 	Name   string   `json:"name,omitempty"`
 	Scope  string   `json:"scope,omitempty"`
 	Digest string   `json:"config_sha256,omitempty"` // hex, of the new configuration
 	Order  []string `json:"order,omitempty"`
-	Reason string   `json:"reason,omitempty"` // of a restart
-	Actor  string   `json:"actor"`            // ActorRelay: nobody asked for it
-	Trace  string   `json:"trace_id,omitempty"`
+	// Tenants are those of a consent.
+	Tenants []string `json:"tenants,omitempty"`
+	Reason  string   `json:"reason,omitempty"` // of a restart
+	Actor   string   `json:"actor"`            // ActorRelay: nobody asked for it
+	Trace   string   `json:"trace_id,omitempty"`
 }
 
 // ActorRelay is the actor of changes that the relay makes by itself: it starts a plugin again, or

@@ -109,7 +109,7 @@ func newHarness(t testing.TB) *harness {
 		t.Fatal(err)
 	}
 	lv := logLevel("info")
-	h.p = control.New(control.Options{Level: &lv, Kernel: h.k, Log: h.log, Middleware: h.m, Transports: h.transports, Plugins: h,
+	h.p = control.New(control.Options{Level: &lv, Kernel: h.k, Log: h.log, Middleware: h.m, Transports: h.transports, Plugins: h, Consents: &consents{},
 		Metrics: func() any { return h.m.Metrics().Stats() }, ResetMetrics: h.m.Metrics().Reset, Health: func() []string { return h.problems }})
 	if err := h.k.Load(h.p, false); err != nil {
 		t.Fatal(err)
@@ -176,6 +176,10 @@ func TestTools(t *testing.T) {
 		{"kernel.plugin.load", `{"name":"weather"}`, `{"name":"weather"}`},
 		{"kernel.plugin.reload", `{"name":"weather"}`, `{"name":"weather"}`},
 		{"kernel.plugin.unload", `{"name":"weather@1.0.0"}`, `{"name":"weather@1.0.0"}`},
+		{"kernel.plugin.show", `{"name":"weather"}`, `"subscribe":["alert"],"append":[],"allowed":false,"tenants":[]}`},
+		{"kernel.plugin.allow", `{"name":"weather","tenants":["a","*"]}`, `"allowed":true,"tenants":["a","*"],"by":"root"`},
+		{"kernel.plugin.allow", `{"name":"weather"}`, `"allowed":true,"tenants":["a"],"by":"root"`},
+		{"kernel.plugin.disallow", `{"name":"weather"}`, `"allowed":false,"tenants":[]}`},
 		{"kernel.log.configure", `{"level":"debug"}`, `{"previous":"info","current":"debug"}`},
 		{"kernel.health.get", ``, `{"status":"ok","problems":[],"uptime_ms":`},
 		{"kernel.health.reset_counters", ``, `{"reset":true}`},
@@ -189,9 +193,9 @@ func TestTools(t *testing.T) {
 		seen[tt.tool] = true
 		got, err := h.call(admin, tt.tool, tt.args)
 		if strings.HasPrefix(tt.says, `{"stages"`) {
-			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":15,"resources":4,` // only what is enabled somewhere
+			tt.says = `{"stages":["trace","metrics"],"plugins":1,"tools":18,"resources":4,` // only what is enabled somewhere
 			if strings.Contains(got, `"redact"`) {
-				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":15,"resources":4,`
+				tt.says = `{"stages":["trace","metrics","redact"],"plugins":1,"tools":18,"resources":4,`
 			}
 		}
 		if err != nil || !strings.Contains(got, tt.says) {
@@ -212,7 +216,7 @@ func TestTools(t *testing.T) {
 			t.Errorf("tool %s is not tried here, or has scope %s", tool.Name, tool.Scope)
 		}
 	}
-	if more || len(tools) != 15 || !slices.Equal(h.loaded, []string{"+weather", "=weather", "-weather@1.0.0"}) {
+	if more || len(tools) != 18 || !slices.Equal(h.loaded, []string{"+weather", "=weather", "-weather@1.0.0"}) {
 		t.Errorf("%d tools; loaded %v", len(tools), h.loaded)
 	}
 }
@@ -230,6 +234,10 @@ func TestEvents(t *testing.T) {
 		{"kernel.transport.configure", `{"name":"http","config":{"token":"hunter2"}}`, `a kernel.transport http {"action":"configure","name":"http","config_sha256":"` + digest(`{"token":"hunter2"}`) + `",` + by},
 		{"kernel.plugin.load", `{"name":"weather"}`, `a kernel.plugin weather {"action":"load","name":"weather",` + by},
 		{"kernel.plugin.unload", `{"name":"weather"}`, `a kernel.plugin weather {"action":"unload","name":"weather",` + by},
+		{"kernel.plugin.allow", `{"name":"weather","tenants":["b"]}`, `a kernel.plugin weather {"action":"allow","name":"weather","config_sha256":"` + strings.Repeat("0a", 32) + `","tenants":["b"],` + by},
+		{"kernel.plugin.disallow", `{"name":"weather"}`, `a kernel.plugin weather {"action":"disallow","name":"weather","config_sha256":"` + strings.Repeat("0a", 32) + `",` + by},
+		{"kernel.plugin.allow", `{"name":"nothing"}`, ""},
+		{"kernel.plugin.show", `{"name":"weather"}`, ""},
 		{"kernel.health.reset_counters", ``, `a kernel.counters reset {"action":"reset",` + by},
 		{"kernel.middleware.list", ``, ""},
 		{"kernel.log.configure", `{"level":"debug"}`, `a kernel.log debug {"action":"configure","name":"debug",` + by},
@@ -473,4 +481,25 @@ func TestResources(t *testing.T) {
 			t.Errorf("after the reset: %+v, %v", m, err)
 		}
 	})
+}
+
+// consents is a relay with the plugin weather.
+type consents struct{ now control.PluginBus }
+
+func (c *consents) Show(name string) (*control.PluginBus, error) {
+	if name != "weather" {
+		return nil, errors.New("no such folder")
+	}
+	b := c.now
+	b.Name, b.Version, b.Digest, b.Subscribe = name, "1.0.0", strings.Repeat("0a", 32), []string{"alert"}
+	b.Call, b.Read, b.Append, b.Tenants = []string{}, []string{}, []string{}, append([]string{}, b.Tenants...)
+	return &b, nil
+}
+
+func (c *consents) Set(_ context.Context, name, _ string, tenants []string, actor string) (*control.PluginBus, error) {
+	c.now = control.PluginBus{Allowed: len(tenants) > 0, Tenants: tenants}
+	if c.now.Allowed {
+		c.now.By = actor
+	}
+	return c.Show(name)
 }

@@ -19,6 +19,7 @@ import (
 // 	kernel.middleware.list, enable, disable, configure   stages of the pipeline
 // 	kernel.transport.list, configure                     ways into the relay
 // 	kernel.plugin.load, reload, unload                   external plugins
+// 	kernel.plugin.show, allow, disallow                  what plugins may use of the relay
 // 	kernel.introspection.router, subscriptions, plugins  what is loaded and who listens
 // 	kernel.health.get, reset_counters                    problems and counters
 // 	kernel.log.configure                                 the level of the relay's log
@@ -104,7 +105,7 @@ const (
 // tools are the tools of the control plane. Those that read have the safety class read_only.
 // Their schemas are made when a relay needs them first, and not at the start of every command.
 var tools = sync.OnceValue(func() []tool {
-	return []tool{
+	return append([]tool{
 		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", reads,
 			nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 				return p.middleware(), nil
@@ -171,7 +172,7 @@ var tools = sync.OnceValue(func() []tool {
 				})
 				return map[string]bool{"reset": true}, err
 			}),
-	}
+	}, consentTools()...)
 })
 
 // middleware is the content of MiddlewareURI.

@@ -477,6 +477,9 @@ func transition(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Resu
 		if !k.Status.CanBecome(a.To) {
 			return answerRefusal(refusal{manifest.BadRequest, "illegal_transition", transitionMessage(k.Status, a.To), k.Status, k.Status.Next(), r.TraceID})
 		}
+		if a.To == Approved && r.Caller.IsPlugin() { // not even for a caller, who may not know what it does
+			return answerRefusal(refusal{manifest.SafetyDenied, "plugin", "plugins cannot approve; a person or an agent has to", k.Status, []Status{Rejected}, r.TraceID})
+		}
 		if a.To == Approved && k.CreatedBy == r.Caller.Actor {
 			return answerRefusal(refusal{manifest.SafetyDenied, "own_request", "who asks for an approval cannot give it; somebody else has to", k.Status, []Status{Rejected}, r.TraceID})
 		}

@@ -1,0 +1,153 @@
+//go:build linux && !agentctl_omit_relay
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/term"
+)
+
+func newPluginShow() *cobra.Command {
+	var rf relayFlags
+	var out output
+	c := &cobra.Command{
+		Use:   "show NAME",
+		Short: "Show what a plugin asks for and may do",
+		Long: `Show what a plugin asks for beyond answering calls (bus in its plugin.json): tools to call, resources
+to read, topics to subscribe to, events to append; and whether an operator allows it.`,
+		Example: "  agentctl plugin show notes --token-file operator.token",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rc, err := rf.client()
+			if err != nil {
+				return err
+			}
+			b, err := rc.PluginBus(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return out.print(cmd, b, func() error { return printPluginBus(cmd.OutOrStdout(), b) })
+		},
+	}
+	rf.flags(c)
+	out.flags(c)
+	return c
+}
+
+// printPluginBus prints what a plugin asks for and whether it is allowed.
+func printPluginBus(w io.Writer, b *client.PluginBus) error {
+	t := term.NewTable(w, "PLUGIN", b.Name)
+	t.Row("VERSION", b.Version)
+	t.Row("DIGEST", b.Digest)
+	for _, row := range []struct {
+		key  string
+		list []string
+	}{{"CALL", b.Call}, {"READ", b.Read}, {"SUBSCRIBE", b.Subscribe}, {"APPEND", b.Append}} {
+		if len(row.list) > 0 {
+			t.Row(row.key, strings.Join(row.list, " "))
+		}
+	}
+	t.Row("ALLOWED", allowedText(b))
+	return t.Flush()
+}
+
+// allowedText says where a plugin may act, and who decided it.
+func allowedText(b *client.PluginBus) string {
+	switch {
+	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
+		return "it asks for nothing"
+	case !b.Allowed:
+		return "no; allow it with: agentctl plugin allow " + b.Name
+	}
+	s := "in tenant " + strings.Join(b.Tenants, ", ")
+	if len(b.Tenants) == 1 && b.Tenants[0] == "*" {
+		s = "in every tenant"
+	}
+	if b.By != "" {
+		s += fmt.Sprintf(" by %s, %s", b.By, time.UnixMilli(b.AtMS).Format(time.DateTime))
+	}
+	return s
+}
+
+func newPluginAllow() *cobra.Command {
+	var rf relayFlags
+	var tenants []string
+	var digest string
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "allow NAME",
+		Short: "Allow a plugin what its manifest asks for",
+		Long: `Allow a plugin to call tools, read resources, subscribe to topics and append events, as its plugin.json
+asks for (bus). The consent is for this manifest: after a change of plugin.json the plugin may do none of
+it until you allow it again. 'agentctl plugin show NAME' shows what it asks for.
+
+For itself the plugin acts in the tenants that you name. While it serves a call in one of them, it has no
+scope that the caller lacks.`,
+		Example: `  agentctl plugin allow notes --token-file operator.token
+  agentctl plugin allow notes --tenant acme --tenant lab --token-file operator.token`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			rc, err := rf.client()
+			if err != nil {
+				return err
+			}
+			if dryRun {
+				b, err := rc.PluginBus(cmd.Context(), args[0])
+				if err != nil {
+					return err
+				}
+				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
+				return printPluginBus(cmd.OutOrStdout(), b)
+			}
+			b, err := rc.AllowPlugin(cmd.Context(), args[0], digest, tenants)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "allowed plugin %s %s; undo it with: agentctl plugin disallow %s\n", b.Name, allowedText(b), b.Name)
+			return err
+		},
+	}
+	rf.flags(c)
+	c.Flags().StringArrayVar(&tenants, "tenant", nil, "let it act in `TENANT` (repeatable), * for every one; default: the tenant of your token")
+	c.Flags().StringVar(&digest, "digest", "", "refuse if plugin.json has another digest than `HEX`, as plugin show printed it")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	return c
+}
+
+func newPluginDisallow() *cobra.Command {
+	var rf relayFlags
+	var dryRun bool
+	c := &cobra.Command{
+		Use:   "disallow NAME",
+		Short: "Take back what plugin allow gave",
+		Long: `Take back what 'agentctl plugin allow' gave. The plugin's requests in flight and its subscriptions end;
+it goes on answering calls.`,
+		Example: "  agentctl plugin disallow notes --token-file operator.token",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if dryRun {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "would disallow plugin %s\n", args[0])
+				return err
+			}
+			rc, err := rf.client()
+			if err != nil {
+				return err
+			}
+			if err := rc.DisallowPlugin(cmd.Context(), args[0]); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "disallowed plugin %s; undo it with: agentctl plugin allow %s\n", args[0], args[0])
+			return err
+		},
+	}
+	rf.flags(c)
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	return c
+}

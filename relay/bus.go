@@ -1,0 +1,144 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/auth"
+	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+	"agentctl/relay/plugins/process"
+	"agentctl/relay/plugins/tickets"
+	"agentctl/relay/plugins/triage"
+	"agentctl/relay/storage"
+)
+
+// newBus makes the bus of external plugins.
+func (r *Relay) newBus() *process.Bus {
+	o := process.BusOptions{Kernel: r.kernel, Log: r.queue, Consent: r.consent}
+	if r.events != nil {
+		o.Events = busEvents{r}
+	}
+	return process.NewBus(o)
+}
+
+// consent returns the tenants in which a plugin whose manifest has that digest may act for itself.
+// What is part of the binary needs no consent, unless an operator decided otherwise.
+func (r *Relay) consent(plugin, digest string) []string {
+	c, isDecided := r.store.Consent(plugin)
+	isBundled := plugin == triage.Name && r.triageEnabled()
+	switch {
+	case isDecided && (isBundled || c.Digest == digest):
+		return c.Tenants
+	case isBundled && !isDecided:
+		return []string{process.AllTenants}
+	}
+	return nil
+}
+
+// busEvents is the event log for subscriptions of plugins.
+type busEvents struct{ r *Relay }
+
+// Follow implements process.Events. Calls are no events of a topic that plugins may follow.
+func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, fn func(topic string, e *kernel.Event) error) error {
+	return b.r.events.Follow(ctx, eventlog.Query{After: after, Tenants: tenants, Class: eventlog.ClassState}, func(e kernel.Event) error {
+		if topic := topicName(&e); topic != "" {
+			return fn(topic, &e)
+		}
+		return nil
+	})
+}
+
+// SeqAt implements process.Events.
+func (b busEvents) SeqAt(ctx context.Context, age time.Duration) (uint64, error) {
+	since, oldest := b.r.opt.Now().Add(-age).UnixMilli(), b.r.events.Last()+1
+	_, err := b.r.events.SelectNewest(ctx, eventlog.NewestQuery{Query: eventlog.Query{Class: eventlog.ClassState}, SinceMS: since, MaxRows: maxSearchRows}, func(e kernel.Event) bool {
+		oldest = min(oldest, e.Seq)
+		return true
+	})
+	return oldest - 1, storage.TimedOut(storeEvents, err)
+}
+
+// consents are the operators' decisions for the control plane.
+type consents struct{ r *Relay }
+
+// Show implements control.Consents.
+func (c consents) Show(name string) (*control.PluginBus, error) {
+	p, err := c.r.processes.Consentable(name)
+	if err != nil {
+		return nil, err
+	}
+	list := func(s []string) []string { return append([]string{}, s...) }
+	tenants := c.r.consent(p.Name, p.Digest)
+	out := &control.PluginBus{Name: p.Name, Version: p.Version, Digest: p.Digest, Call: list(p.Bus.Call), Read: list(p.Bus.Read),
+		Subscribe: list(p.Bus.Subscribe), Append: list(p.Bus.Append), Allowed: len(tenants) > 0, Tenants: list(tenants)}
+	if d, ok := c.r.store.Consent(name); ok && out.Allowed {
+		out.By, out.AtMS = d.Actor, d.AtMS
+	}
+	return out, nil
+}
+
+// Set implements control.Consents.
+func (c consents) Set(ctx context.Context, name, digest string, tenants []string, actor string) (*control.PluginBus, error) {
+	p, err := c.r.processes.Consentable(name)
+	if err != nil {
+		return nil, err
+	}
+	if digest != "" && digest != p.Digest {
+		return nil, manifest.E(manifest.BadRequest, "plugin.json has changed since: look at it again with kernel.plugin.show")
+	}
+	if slices.Contains(tenants, process.AllTenants) {
+		tenants = []string{process.AllTenants}
+	}
+	for _, t := range tenants {
+		if t != process.AllTenants && !manifest.ValidTenant(t) {
+			return nil, fmt.Errorf("not a tenant: %q", t)
+		}
+	}
+	if len(tenants) > 0 && len(p.Bus.Call)+len(p.Bus.Read)+len(p.Bus.Subscribe)+len(p.Bus.Append) == 0 {
+		return nil, manifest.E(manifest.BadRequest, "plugin.json asks for nothing: it has no key bus")
+	}
+	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}); err != nil {
+		return nil, err
+	}
+	c.r.bus.Refresh(name)
+	return c.Show(name)
+}
+
+// pluginTopic returns the topic of an event that a plugin appended: plugin/NAME.
+func pluginTopic(eventType string) string {
+	name, _, _ := strings.Cut(strings.TrimPrefix(eventType, process.EventPrefix), ".")
+	return "plugin/" + name
+}
+
+// triageEnabled reports whether alerts open tickets.
+func (r *Relay) triageEnabled() bool {
+	return r.pluginEnabled(PluginTriage) && r.pluginEnabled(PluginTickets)
+}
+
+// bundledPlugins are the plugins of the binary that speak the protocol of external ones.
+func (r *Relay) bundledPlugins() map[string]process.Bundled {
+	if !r.triageEnabled() {
+		return nil
+	}
+	cfg := triage.Config{Priorities: r.opt.TriagePriorities}
+	return map[string]process.Bundled{triage.Name: {Manifest: triage.Manifest, Serve: func(ctx context.Context, conn io.ReadWriteCloser) error {
+		return triage.Serve(ctx, conn, cfg)
+	}}}
+}
+
+// checkTriage checks the priorities of tickets that alerts open: a level or a rule, and a priority.
+func checkTriage(priorities map[string]string) error {
+	for k, v := range priorities {
+		if !isWord(k) || !slices.Contains(tickets.Priorities, v) {
+			return badOption("TriagePriorities", "not a level or rule with a priority: %q (use error=urgent, disk_root=high or the like, with %s)", k+"="+v, strings.Join(tickets.Priorities, ", "))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,288 @@
+package triage
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// tenant is what the plugin knows of the tickets that it made in a tenant.
+type tenant struct {
+	name    string
+	tickets map[key]*ticket
+	byID    map[string]*ticket
+}
+
+// key is what there is one ticket for.
+type key struct{ node, rule string }
+
+// ticket is a ticket of the plugin.
+type ticket struct {
+	tenant *tenant
+	key    key
+	id     string
+	status string
+	// updatedMS is the wall clock of the newest change when the ticket was read.
+	updatedMS int64
+	commented time.Time // the last comment of the plugin
+	changed   time.Time // the last change of status by the plugin
+	more      int       // alerts since the last comment
+	target    string    // the status that it is to get; "" for none
+}
+
+// isOpen reports whether somebody has to work on the ticket.
+func (t *ticket) isOpen() bool {
+	return t.status == "open" || t.status == "in_progress" || t.status == "waiting"
+}
+
+// isFinished reports whether the ticket is of the past: a new alert opens another.
+func (t *ticket) isFinished() bool { return !t.isOpen() && t.status != "resolved" }
+
+// row is a ticket as the tools answer.
+type row struct {
+	ID        string `json:"id"`
+	Title     string `json:"title"`
+	Status    string `json:"status"`
+	NodeID    string `json:"node_id"`
+	CreatedBy string `json:"created_by"`
+	UpdatedAt int64  `json:"updated_at"`
+}
+
+// titlePrefix begins the titles of the plugin's tickets; the rule follows.
+const titlePrefix = "Alert "
+
+// tenantOf returns the tickets of a tenant, which it reads the first time.
+func (p *plugin) tenantOf(ctx context.Context, name string) (*tenant, error) {
+	if t := p.tenants[name]; t != nil {
+		return t, nil
+	}
+	t := &tenant{name: name, tickets: make(map[key]*ticket), byID: make(map[string]*ticket)}
+	cursor := ""
+	for range maxPages {
+		args := map[string]any{"limit": 100}
+		if cursor != "" {
+			args["cursor"] = cursor
+		}
+		var page struct {
+			Tickets []row  `json:"tickets"`
+			Next    string `json:"next_cursor"`
+		}
+		if err := p.call(ctx, name, "list", args, &page); err != nil {
+			return nil, err
+		}
+		for _, r := range page.Tickets { // the newest first
+			rule, isOurs := strings.CutPrefix(r.Title, titlePrefix)
+			if k := (key{r.NodeID, rule}); isOurs && r.CreatedBy == "plugin:"+Name && t.tickets[k] == nil {
+				t.add(k, &r)
+			}
+		}
+		if cursor = page.Next; cursor == "" {
+			break
+		}
+	}
+	p.tenants[name] = t
+	return t, nil
+}
+
+// add keeps a ticket. Its last comment may have been its newest change.
+func (t *tenant) add(k key, r *row) *ticket {
+	if old := t.tickets[k]; old != nil {
+		delete(t.byID, old.id)
+	}
+	if len(t.tickets) >= maxTracked {
+		for k, old := range t.tickets {
+			if old.isFinished() {
+				delete(t.tickets, k)
+				delete(t.byID, old.id)
+			}
+		}
+	}
+	tk := &ticket{tenant: t, key: k, id: r.ID, status: r.Status, updatedMS: r.UpdatedAt, commented: time.UnixMilli(r.UpdatedAt)}
+	t.tickets[k], t.byID[r.ID] = tk, tk
+	return tk
+}
+
+// open counts the open tickets of a board.
+func (t *tenant) open(node string) (n int) {
+	for k, tk := range t.tickets {
+		if k.node == node && tk.isOpen() {
+			n++
+		}
+	}
+	return n
+}
+
+// alert is the payload of an alert.
+type alert struct {
+	NodeID    string   `json:"node_id"`
+	Level     string   `json:"level"`
+	Metric    string   `json:"metric"`
+	Value     float64  `json:"value"`
+	Threshold *float64 `json:"threshold"`
+	RuleID    string   `json:"rule_id"`
+	Message   string   `json:"message"`
+}
+
+// String is the alert in a line.
+func (a *alert) String() string {
+	s := fmt.Sprintf("%s: %s (%s is %g", a.Level, a.Message, a.Metric, a.Value)
+	if a.Threshold != nil {
+		s += fmt.Sprintf(", threshold %g", *a.Threshold)
+	}
+	return s + ")"
+}
+
+// handle handles an event. What the relay refuses for good is dropped: the next alert of the rule
+// is another chance.
+func (p *plugin) handle(ctx context.Context, e event) {
+	if e.Seq <= p.last {
+		return
+	}
+	p.last = e.Seq
+	isReplayed := e.Seq <= p.replayed
+	if strings.HasPrefix(e.Type, "ticket.") {
+		if t := p.tenants[e.Tenant]; t != nil && !isReplayed {
+			t.follow(&e)
+		}
+		return
+	}
+	var a alert
+	if json.Unmarshal(e.Payload, &a) != nil || a.NodeID == "" {
+		return
+	}
+	t, err := p.tenantOf(ctx, e.Tenant)
+	if err != nil {
+		return
+	}
+	tk := t.tickets[key{a.NodeID, cmp.Or(a.RuleID, a.Metric)}]
+	if tk != nil && isReplayed && e.CreatedMS <= tk.updatedMS {
+		return // the ticket shows it, or somebody has worked on it since
+	}
+	switch {
+	case e.Type == "alert.cleared":
+		if tk != nil {
+			tk.want(p, "resolved")
+		}
+	case tk == nil || tk.isFinished():
+		p.create(ctx, t, &e, &a)
+	default:
+		p.raiseAgain(ctx, tk, &a)
+	}
+}
+
+// follow keeps up with changes that others make to a ticket.
+func (t *tenant) follow(e *event) {
+	tk := t.byID[e.Aggregate]
+	if tk == nil {
+		return
+	}
+	var c struct{ To string }
+	switch _ = json.Unmarshal(e.Payload, &c); {
+	case e.Type == "ticket.dropped":
+		delete(t.byID, tk.id)
+		delete(t.tickets, tk.key)
+	case e.Type == "ticket.transitioned" && c.To != "":
+		tk.status = c.To
+	}
+}
+
+// create opens a ticket. The same event opens the same one, however often it is handled.
+func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
+	k := key{a.NodeID, cmp.Or(a.RuleID, a.Metric)}
+	if t.open(k.node) >= maxOpen {
+		p.skip(ctx, t.name, k)
+		return
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", k.node, k.rule, e.Seq))
+	var out struct{ Ticket row }
+	if p.call(ctx, t.name, "create", map[string]any{
+		"title": titlePrefix + k.rule, "body": a.String() + "\n\nThe plugin triage opened this ticket and resolves it when the alert clears.",
+		"node_id": k.node, "priority": p.priority(a), "idempotency_key": hex.EncodeToString(sum[:16]),
+	}, &out) == nil {
+		t.add(k, &out.Ticket)
+	}
+}
+
+// priority is that of a new ticket.
+func (p *plugin) priority(a *alert) string {
+	return cmp.Or(p.cfg.Priorities[cmp.Or(a.RuleID, a.Metric)], p.cfg.Priorities[a.Level], defaultPriorities[a.Level], "normal")
+}
+
+// skip says in an event that an alert has no ticket, for each board once in a while.
+func (p *plugin) skip(ctx context.Context, tenant string, k key) {
+	if time.Since(p.skipped[k.node]) < skippedInterval {
+		return
+	}
+	for node, at := range p.skipped {
+		if time.Since(at) >= skippedInterval {
+			delete(p.skipped, node)
+		}
+	}
+	p.skipped[k.node] = time.Now()
+	_, _ = p.ask(ctx, "append", map[string]any{"type": "triage.skipped", "tenant": tenant, "aggregate_id": k.node,
+		"payload": map[string]any{"rule": k.rule, "open_tickets": maxOpen}})
+}
+
+// raiseAgain comments on a ticket whose alert was raised again, and opens it if it was resolved.
+func (p *plugin) raiseAgain(ctx context.Context, tk *ticket, a *alert) {
+	if !tk.isOpen() && tk.tenant.open(tk.key.node) >= maxOpen {
+		p.skip(ctx, tk.tenant.name, tk.key)
+		return
+	}
+	tk.want(p, "open")
+	if time.Since(tk.commented) < commentInterval {
+		tk.more++
+		return
+	}
+	text := "Raised again: " + a.String()
+	if tk.more > 0 {
+		text += fmt.Sprintf("; %d more since the last comment", tk.more)
+	}
+	tk.commented, tk.more = time.Now(), 0 // also when the ticket takes no more comments
+	_ = p.call(ctx, tk.tenant.name, "comment", map[string]any{"id": tk.id, "text": text}, &struct{}{})
+}
+
+// want makes changeDue change the status of a ticket, if that is still needed.
+func (t *ticket) want(p *plugin, status string) {
+	t.target = status
+	p.due[t] = struct{}{}
+}
+
+// nextDue returns how long until the next status is to change.
+func (p *plugin) nextDue() time.Duration {
+	next := changeInterval
+	for tk := range p.due {
+		next = min(next, changeInterval-time.Since(tk.changed))
+	}
+	return max(next, 0)
+}
+
+// changeDue changes the statuses that are due. An alert that flaps changes its ticket once in
+// changeInterval, and in the end as its last event says.
+func (p *plugin) changeDue(ctx context.Context) {
+	for tk := range p.due {
+		isDone := tk.target == "open" && tk.isOpen() || tk.target == "resolved" && !tk.isOpen() || tk.isFinished()
+		if !isDone && time.Since(tk.changed) < changeInterval {
+			continue
+		}
+		delete(p.due, tk)
+		if isDone {
+			continue
+		}
+		var out struct{ Ticket row }
+		err := p.call(ctx, tk.tenant.name, "transition", map[string]any{"id": tk.id, "to": tk.target}, &out)
+		illegal, isIllegal := errors.AsType[*illegalChange](err)
+		switch {
+		case err == nil:
+			tk.status, tk.changed = out.Ticket.Status, time.Now()
+		case isIllegal && illegal.status != "":
+			tk.status = illegal.status // somebody else changed it
+		}
+	}
+}

@@ -1,0 +1,310 @@
+package triage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/creachadair/jrpc2"
+	"github.com/creachadair/jrpc2/channel"
+)
+
+// fakeRelay is the relay's side of the protocol, with a queue of tickets and a log of events.
+type fakeRelay struct {
+	t *testing.T
+
+	mu      sync.Mutex // protects the fields below
+	cli     *jrpc2.Client
+	tickets []*fakeTicket // in the order of creation
+	log     []map[string]any
+	calls   []string
+	fail    int // requests that are refused with E_RATE_LIMITED
+	subs    int
+}
+
+type fakeTicket struct {
+	row
+	Priority string `json:"priority"`
+	keys     string
+	comments []string
+}
+
+// start runs the plugin on a connection until the returned function is called.
+func (r *fakeRelay) start(cfg Config) (stop func()) {
+	ours, theirs := net.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = Serve(ctx, theirs, cfg)
+	}()
+	cli := jrpc2.NewClient(channel.Line(ours, ours), &jrpc2.ClientOptions{OnCallback: r.answer})
+	r.mu.Lock()
+	r.cli = cli
+	r.mu.Unlock()
+	if _, err := cli.Call(r.t.Context(), "initialize", map[string]any{"protocolVersion": "2025-11-25"}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.notify("agentctl/consent", map[string]any{"tenants": []string{"*"}})
+	synctest.Wait()
+	return func() {
+		cancel()
+		<-done
+		_ = cli.Close()
+	}
+}
+
+func (r *fakeRelay) notify(method string, params any) {
+	r.mu.Lock()
+	cli := r.cli
+	r.mu.Unlock()
+	if err := cli.Notify(r.t.Context(), method, params); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// append adds an event to the log and sends it to the subscription.
+func (r *fakeRelay) append(typ, aggregate string, payload any) {
+	r.mu.Lock()
+	e := map[string]any{"subscription": fmt.Sprint(r.subs), "tenant": "default", "seq": len(r.log) + 1, "type": typ, "aggregate_id": aggregate,
+		"created_at": time.Now().UnixMilli(), "payload": payload}
+	r.log = append(r.log, e)
+	r.mu.Unlock()
+	r.notify("agentctl/event", e)
+	synctest.Wait()
+	time.Sleep(time.Millisecond)
+	synctest.Wait()
+}
+
+func (r *fakeRelay) alert(typ, node, rule string) {
+	r.append("alert."+typ, node, map[string]any{"node_id": node, "level": "warn", "metric": "disk", "value": 93.5, "threshold": 90, "rule_id": rule, "message": "disk is full", "ts": 1})
+}
+
+// answer answers a request of the plugin.
+func (r *fakeRelay) answer(_ context.Context, req *jrpc2.Request) (any, error) {
+	var p struct {
+		Name      string
+		Type      string
+		After     *int
+		Arguments struct{ Title, Priority, ID, To, Text, NodeID, IdempotencyKey, Cursor string }
+	}
+	raw := strings.NewReplacer(`"node_id"`, `"NodeID"`, `"idempotency_key"`, `"IdempotencyKey"`).Replace(req.ParamString())
+	if err := json.Unmarshal([]byte(raw), &p); err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fail > 0 {
+		r.fail--
+		return nil, &jrpc2.Error{Code: -32000, Data: json.RawMessage(`{"code":"E_RATE_LIMITED","reason":"rate"}`)}
+	}
+	a := p.Arguments
+	r.calls = append(r.calls, strings.TrimPrefix(req.Method(), "agentctl/")+" "+p.Name+p.Type)
+	answer := func(v any) (any, error) { return map[string]any{"content": []any{}, "structuredContent": v}, nil }
+	switch req.Method() + " " + p.Name {
+	case "agentctl/subscribe ":
+		r.subs++
+		from := 0
+		if p.After != nil {
+			from = *p.After
+		}
+		for _, e := range r.log[from:] {
+			again := map[string]any{}
+			for k, v := range e {
+				again[k] = v
+			}
+			again["subscription"] = fmt.Sprint(r.subs)
+			_ = r.cli.Notify(context.Background(), "agentctl/event", again)
+		}
+		return map[string]any{"subscription": fmt.Sprint(r.subs), "seq": len(r.log)}, nil
+	case "agentctl/call tickets.list":
+		list := []row{{ID: "T0", Title: "Alert full", Status: "open", NodeID: "n1", CreatedBy: "ann"}}
+		for _, t := range slices.Backward(r.tickets) {
+			list = append(list, t.row)
+		}
+		return answer(map[string]any{"tickets": list})
+	case "agentctl/call tickets.create":
+		for _, t := range r.tickets {
+			if t.keys == a.IdempotencyKey {
+				return answer(map[string]any{"ticket": t.row})
+			}
+		}
+		t := &fakeTicket{row: row{ID: fmt.Sprintf("T%d", len(r.tickets)+1), Title: a.Title, Status: "open", NodeID: a.NodeID, CreatedBy: "plugin:triage", UpdatedAt: time.Now().UnixMilli()},
+			Priority: a.Priority, keys: a.IdempotencyKey}
+		r.tickets = append(r.tickets, t)
+		return answer(map[string]any{"ticket": t.row})
+	}
+	for _, t := range r.tickets {
+		if t.ID != a.ID {
+			continue
+		}
+		t.UpdatedAt = time.Now().UnixMilli()
+		switch p.Name {
+		case "tickets.comment":
+			t.comments = append(t.comments, a.Text)
+		case "tickets.transition":
+			if t.Status == "closed" {
+				return map[string]any{"isError": true, "structuredContent": map[string]any{"error": map[string]any{"code": "E_BAD_REQUEST", "status": t.Status}}}, nil
+			}
+			t.Status = a.To
+		}
+		return answer(map[string]any{"ticket": t.row})
+	}
+	return map[string]any{"seq": 1}, nil
+}
+
+// state is the tickets as text.
+func (r *fakeRelay) state() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []string
+	for _, t := range r.tickets {
+		list = append(list, fmt.Sprintf("%s %s %s %s %d", t.NodeID, t.Title, t.Status, t.Priority, len(t.comments)))
+	}
+	return strings.Join(list, "; ")
+}
+
+func (r *fakeRelay) want(state string) {
+	r.t.Helper()
+	synctest.Wait()
+	if got := r.state(); got != state {
+		r.t.Errorf("got  %s\nwant %s", got, state)
+	}
+}
+
+func TestOneTicketPerBoardAndRule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{Priorities: map[string]string{"warn": "high", "hot": "urgent"}})
+		r.alert("raised", "n1", "full")
+		r.alert("raised", "n1", "hot")
+		r.alert("raised", "n2", "full")
+		r.want("n1 Alert full open high 0; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+
+		for range 5 { // later alerts are comments, one in ten minutes
+			r.alert("raised", "n1", "full")
+		}
+		time.Sleep(commentInterval)
+		for range 5 {
+			r.alert("raised", "n1", "full")
+		}
+		r.want("n1 Alert full open high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		if c := r.tickets[0].comments[0]; !strings.Contains(c, "disk is full") || !strings.Contains(c, "5 more") {
+			t.Errorf("comment: %s", c)
+		}
+
+		r.alert("cleared", "n1", "full")
+		r.want("n1 Alert full resolved high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		for range 20 { // it flaps
+			r.alert("raised", "n1", "full")
+			r.alert("cleared", "n1", "full")
+		}
+		r.alert("raised", "n1", "full")
+		r.want("n1 Alert full resolved high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		time.Sleep(changeInterval)
+		r.want("n1 Alert full open high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+
+		// A person closes it: the next alert is another ticket.
+		r.mu.Lock()
+		r.tickets[0].Status = "closed"
+		r.mu.Unlock()
+		r.append("ticket.transitioned", "T1", map[string]any{"to": "closed"})
+		r.alert("raised", "n1", "full")
+		r.want("n1 Alert full closed high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0; n1 Alert full open high 0")
+
+		// The state of a new connection is that of the tickets.
+		before := r.state()
+		stop()
+		stop = r.start(Config{})
+		r.want(before)
+		r.alert("cleared", "n1", "hot")
+		r.want(strings.Replace(before, "hot open", "hot resolved", 1))
+		stop()
+	})
+}
+
+// What happened while the plugin was away is made up for.
+func TestCatchUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{})
+		r.alert("raised", "n1", "full")
+		r.alert("raised", "n1", "hot")
+		stop()
+		time.Sleep(time.Second)
+		r.mu.Lock()
+		for _, e := range []string{"cleared full", "raised cold"} {
+			verb, rule, _ := strings.Cut(e, " ")
+			r.log = append(r.log, map[string]any{"tenant": "default", "seq": len(r.log) + 1, "type": "alert." + verb, "aggregate_id": "n1", "created_at": time.Now().UnixMilli(),
+				"payload": map[string]any{"node_id": "n1", "level": "error", "metric": "x", "rule_id": rule, "message": "m"}})
+		}
+		r.mu.Unlock()
+		time.Sleep(time.Second)
+		stop = r.start(Config{})
+		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0; n1 Alert cold open high 0")
+		stop()
+	})
+}
+
+func TestBoundOfABoard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{})
+		for i := range maxOpen + 8 {
+			r.alert("raised", "n1", fmt.Sprintf("rule%d", i))
+		}
+		r.alert("raised", "n2", "rule0")
+		if n := len(r.tickets); n != maxOpen+1 {
+			t.Errorf("%d tickets", n)
+		}
+		skipped := 0
+		for _, c := range r.calls {
+			if c == "append triage.skipped" {
+				skipped++
+			}
+		}
+		if skipped != 1 {
+			t.Errorf("%d events about alerts without a ticket", skipped)
+		}
+		r.alert("cleared", "n1", "rule0")
+		r.alert("raised", "n1", "late")
+		if n := len(r.tickets); n != maxOpen+2 {
+			t.Errorf("%d tickets after one was resolved", n)
+		}
+		stop()
+	})
+}
+
+// A relay that refuses for a while, and ends the subscription, loses no alert.
+func TestRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{})
+		r.mu.Lock()
+		r.fail = 4
+		r.mu.Unlock()
+		r.alert("raised", "n1", "full")
+		for i := range maxQueue + 50 { // more than the plugin keeps
+			r.alert("raised", "n1", fmt.Sprintf("rule%d", i%8))
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(r.tickets); n != 9 {
+			t.Errorf("%d tickets: %s", n, r.state())
+		}
+		r.notify("agentctl/ended", map[string]any{"subscription": fmt.Sprint(r.subs), "reason": "test"})
+		synctest.Wait()
+		r.alert("raised", "n3", "full")
+		if n := len(r.tickets); n != 10 {
+			t.Errorf("%d tickets after the subscription ended", n)
+		}
+		stop()
+	})
+}
