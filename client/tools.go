@@ -82,6 +82,8 @@ type Plugin struct {
 	Sandbox   string `json:"sandbox,omitempty"`    // of a program that is a plugin
 	Failures  int    `json:"failures,omitempty"`   // how often that program ended or did not start
 	LastError string `json:"last_error,omitempty"` // why it was down the last time
+	// Notes say what else an operator should know, such as why a tool is withdrawn.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Plugins lists the loaded plugins, connected boards included: every board is a plugin. It

@@ -59,7 +59,8 @@ func newPluginLs() *cobra.Command {
   open        calls are refused for a while after repeated failures
   half_open   one call is let through as a test
 
-FAILURES counts how often the program ended or did not start, LAST ERROR says why it did the last time.`,
+FAILURES counts how often the program ended or did not start, LAST ERROR says why it did the last time.
+Lines below the table say which tools of an adopted server are withdrawn, and why.`,
 		Example: "  agentctl plugin ls --token-file admin.token",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rf.client()
@@ -75,7 +76,17 @@ FAILURES counts how often the program ended or did not start, LAST ERROR says wh
 				for _, p := range plugins {
 					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"), p.Failures, cmp.Or(p.LastError, "-"))
 				}
-				return t.Flush()
+				if err := t.Flush(); err != nil {
+					return err
+				}
+				for _, p := range plugins {
+					for _, note := range p.Notes {
+						if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", p.Name, term.SafeLine(note)); err != nil {
+							return err
+						}
+					}
+				}
+				return nil
 			})
 		},
 	}

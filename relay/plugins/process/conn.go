@@ -60,6 +60,9 @@ type lineChannel struct {
 	abort func() // ends both directions at once, whatever the plugin does
 	stop  func() error
 
+	// onNotification handles notifications in their order; nil: jrpc2 gets them. Only Recv uses it.
+	onNotification func(method string, params json.RawMessage)
+
 	sendErr   error         // of an earlier Send: part of a message may be out. Only Send uses it
 	isClosing atomic.Bool   // Send does not wait any more
 	sendSlot  chan struct{} // capacity 1: held by a Send
@@ -112,6 +115,25 @@ func (l *lineChannel) abortSend() {
 	_ = l.out.SetWriteDeadline(time.Unix(1, 0))
 }
 
+// notify passes a notification on and reports whether b was one. jrpc2 handles each message in a
+// separate goroutine, so it would report the progress of a call after its result, or in
+// another order.
+func (l *lineChannel) notify(b []byte) bool {
+	if l.onNotification == nil || !bytes.Contains(b, []byte(`"method"`)) {
+		return false
+	}
+	var m struct {
+		ID     json.RawMessage `json:"id"`
+		Method string          `json:"method"`
+		Params json.RawMessage `json:"params"`
+	}
+	if json.Unmarshal(b, &m) != nil || m.Method == "" || len(m.ID) > 0 {
+		return false // jrpc2 refuses what is malformed
+	}
+	l.onNotification(m.Method, m.Params)
+	return true
+}
+
 // Recv reads one message. While a Send waits, jrpc2 queues incoming messages without bound, so
 // after maxReadAhead Recv waits for the Send to end.
 //
@@ -125,6 +147,9 @@ func (l *lineChannel) Recv() ([]byte, error) {
 				l.sendSlot <- struct{}{}
 				l.readAhead.Store(0)
 				<-l.sendSlot
+			}
+			if l.notify(b) {
+				continue
 			}
 			return bytes.Clone(b), nil
 		}
@@ -190,8 +215,8 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
 	c.bus = p.bus.attach(c)
 	c.sentAt.Store(-1)
+	ch.onNotification = c.onNotification
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
-		OnNotify:   c.onNotification,
 		OnCallback: c.onRequest,
 		// jrpc2 calls OnCancel when the context of a call ends before its answer. The plugin may
 		// stop its work then; jrpc2 discards an answer that still arrives.
@@ -297,13 +322,13 @@ func (c *conn) followProgress(ctx context.Context, s kernel.Session) (token int6
 // client's token replaces the one of followProgress. After a change of a list, followLists compares
 // the lists with the manifest. Other notifications are ignored.
 //
-// jrpc2 calls it with the lock of its client held, so it must not send on the connection.
-func (c *conn) onNotification(req *jrpc2.Request) {
-	switch req.Method() {
+// lineChannel calls it before it reads on, so it must not wait for an answer of the plugin.
+func (c *conn) onNotification(method string, params json.RawMessage) {
+	switch method {
 	case "notifications/progress":
 		var p map[string]json.RawMessage
 		var token int64
-		if req.UnmarshalParams(&p) != nil || json.Unmarshal(p["progressToken"], &token) != nil {
+		if json.Unmarshal(params, &p) != nil || json.Unmarshal(p["progressToken"], &token) != nil {
 			return
 		}
 		c.mu.Lock()
@@ -319,7 +344,7 @@ func (c *conn) onNotification(req *jrpc2.Request) {
 		var p struct {
 			URI string `json:"uri"`
 		}
-		if req.UnmarshalParams(&p) == nil && p.URI != "" {
+		if json.Unmarshal(params, &p) == nil && p.URI != "" {
 			c.plugin.watches.notify(c.plugin.publicURI(p.URI))
 		}
 	case "notifications/tools/list_changed", "notifications/resources/list_changed", "notifications/prompts/list_changed":

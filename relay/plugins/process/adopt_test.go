@@ -1,0 +1,380 @@
+package process
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"agentctl/manifest"
+	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/sandbox"
+)
+
+// python returns the Python of the system. One of pyenv is a script that reads what the sandbox
+// does not allow.
+func python(t *testing.T) string {
+	t.Helper()
+	for _, dir := range []string{"/usr/bin", "/usr/local/bin"} {
+		path := filepath.Join(dir, "python3")
+		if exec.Command(path, "-c", "import json").Run() == nil {
+			return path
+		}
+	}
+	t.Skip("there is no python3 in /usr/bin")
+	return ""
+}
+
+// adopted is the test server as a plugin folder of a harness.
+func (r *harness) adopted(name string) *Adoption {
+	r.t.Helper()
+	script, err := filepath.Abs("testdata/server.py")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	code, err := os.ReadFile(script)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	dir := r.folder(name, "{}", "")
+	if err := os.WriteFile(filepath.Join(dir, "server.py"), code, 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	a, err := Adopt(r.t.Context(), AdoptOptions{Name: name, Folder: dir, Command: []string{python(r.t), "./server.py"}, Private: r.h.o.Private, NoSandbox: r.h.o.NoSandbox})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, manifestFile), a.JSON, 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+	return a
+}
+
+func TestAdopt(t *testing.T) {
+	r := newHarness(t)
+	a := r.adopted("demo")
+	if a.Server != "everything in python 2.1.0" || a.Manifest.Version != "2.1.0" {
+		t.Errorf("server %q, version %q", a.Server, a.Manifest.Version)
+	}
+	var names []string
+	for _, tool := range a.Manifest.Tools {
+		names = append(names, tool.Name+" "+tool.Capability)
+	}
+	want := []string{"demo.text demo.read", "demo.links demo.read", "demo.fail demo.write", "demo.odd_name_ demo.write", "demo.slow demo.read",
+		"demo.ask demo.read", "demo.evolve demo.write", "demo.picture demo.read"}
+	if !slices.Equal(names, want) {
+		t.Errorf("tools %q, want %q", names, want)
+	}
+	var left []string
+	for _, l := range a.LeftOut {
+		left = append(left, l.Name)
+	}
+	if !slices.Equal(left, []string{"a.b", "a:b", "job", "far"}) {
+		t.Errorf("left out: %v", a.LeftOut)
+	}
+	again, err := Adopt(t.Context(), AdoptOptions{Name: "demo", Folder: filepath.Join(r.dir, "demo"), Command: a.Manifest.Command, Private: r.h.o.Private, NoSandbox: r.h.o.NoSandbox})
+	if err != nil || !bytes.Equal(again.JSON, a.JSON) {
+		t.Errorf("adopted again it differs: %v\n%s\n%s", err, a.JSON, again.JSON)
+	}
+}
+
+// Whatever an adopted server answers reaches the caller, with names and URIs of its own plugin.
+func TestAdoptedResults(t *testing.T) {
+	r := newHarness(t)
+	r.adopted("demo")
+	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
+		t.Fatal(err)
+	}
+	who := caller("demo:read", "demo:write")
+	for tool, want := range map[string]string{
+		"demo.text":      `[{"type": "text", "text": "hello"}]`,
+		"demo.picture":   `[{"type": "image", "data": "AAEC", "mimeType": "image/png"}]`,
+		"demo.odd_name_": `[{"type": "text", "text": "called odd name!"}]`,
+		"demo.fail":      `[{"type": "text", "text": "it broke"}]`,
+		"demo.ask":       `[{"type": "text", "text": "{\"elicitation\": -32601, \"ping\": 0, \"roots\": -32601, \"sampling\": -32601}"}]`,
+		"demo.links": `[{"name":"x","type":"resource_link","uri":"mcp://demo/file:///etc/passwd"} {"name":"web","type":"resource_link","uri":"https://example.org/"} ` +
+			`{"name":"other","type":"resource_link","uri":"mcp://demo/mcp://tickets/open.json"} ` +
+			`{"resource":{"mimeType":"text/plain","text":"A","uri":"mcp://demo/demo://a"},"type":"resource"}]`,
+	} {
+		res, err := r.k.Call(t.Context(), &kernel.Request{Caller: who, Tool: tool})
+		if err != nil {
+			t.Errorf("%s: %v", tool, err)
+			continue
+		}
+		if got := string(bytes.Join(blocks(res.Content), []byte(" "))); "["+got+"]" != want || res.IsError != (tool == "demo.fail") {
+			t.Errorf("%s: got [%s], error %v\nwant %s", tool, got, res.IsError, want)
+		}
+	}
+	for uri, want := range map[string]string{
+		"mcp://demo/demo://a":           "text/markdown content of demo://a",
+		"mcp://demo/demo://b":           "image/png \x89PNG\x00",
+		"mcp://demo/demo://item/7":      "text/plain content of demo://item/7",
+		"mcp://demo/file:///etc/passwd": "text/plain content of file:///etc/passwd", // the server linked to its own
+	} {
+		res, data, err := r.k.Read(t.Context(), who, uri)
+		if err != nil || res.MIME+" "+string(data) != want {
+			t.Errorf("%s: %q, %v; want %q", uri, data, err, want)
+		}
+	}
+	for _, uri := range []string{"mcp://demo/demo://item/7/8", "mcp://demo/demo://none", "mcp://demo/x", "mcp://none/demo://a", "demo://a"} {
+		if _, _, err := r.k.Read(t.Context(), who, uri); !errors.Is(err, kernel.ErrNoResource) {
+			t.Errorf("%s: %v", uri, err)
+		}
+	}
+	if _, _, err := r.k.Read(t.Context(), caller("demo:write"), "mcp://demo/demo://item/7"); !errors.Is(err, kernel.ErrNoResource) {
+		t.Errorf("without the scope: %v", err)
+	}
+}
+
+func blocks(content []json.RawMessage) (list [][]byte) {
+	for _, b := range content {
+		list = append(list, b)
+	}
+	return list
+}
+
+func TestAdoptedPrompts(t *testing.T) {
+	r := newHarness(t)
+	r.adopted("demo")
+	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
+		t.Fatal(err)
+	}
+	ask := func(c *kernel.Caller, method, params string) string {
+		h, ok := r.k.MethodHandler(c, "", method)
+		if !ok {
+			return "nobody serves it"
+		}
+		raw, err := h.HandleMethod(t.Context(), c, nil, method, json.RawMessage(params))
+		if err != nil {
+			return err.Error()
+		}
+		return string(raw)
+	}
+	reader, stranger := caller("demo:read"), caller("tickets:read")
+	for _, tt := range []struct {
+		c                    *kernel.Caller
+		method, params, want string
+	}{
+		{reader, "prompts/list", `{}`, `{"prompts":[{"name":"demo.greet","description":"Greets.","arguments":[{"name":"who","required":true}]}]}`},
+		{stranger, "prompts/list", `{}`, `{"prompts":[]}`},
+		{reader, "prompts/get", `{"name":"demo.greet","arguments":{"who":"Ann"}}`, `{"messages":[{"content":{"type": "text", "text": "Greet Ann"},"role":"user"}]}`},
+		{reader, "prompts/get", `{"name":"greet"}`, kernel.ErrNoResource.Error()},
+		{stranger, "prompts/get", `{"name":"demo.greet"}`, kernel.ErrNoResource.Error()},
+		{reader, "resources/templates/list", `{}`, `{"resourceTemplates":[{"uriTemplate":"mcp://demo/demo://item/{id}","name":"item","description":"A resource template of the MCP server demo.","mimeType":"text/plain"}]}`},
+		{stranger, "resources/templates/list", `{}`, `{"resourceTemplates":[]}`},
+	} {
+		var compact bytes.Buffer
+		got := ask(tt.c, tt.method, tt.params)
+		if json.Compact(&compact, []byte(got)) == nil {
+			got = compact.String()
+		}
+		want := strings.ReplaceAll(tt.want, `": "`, `":"`)
+		if got != strings.ReplaceAll(want, `", "`, `","`) {
+			t.Errorf("%s %s: got %s, want %s", tt.method, tt.params, got, want)
+		}
+	}
+}
+
+// progressSession collects what a plugin sends to a client.
+type progressSession struct {
+	mu   sync.Mutex
+	sent []string
+}
+
+func (s *progressSession) Notify(_ context.Context, _ string, params json.RawMessage) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent = append(s.sent, string(params))
+	return nil
+}
+
+func (s *progressSession) Request(context.Context, string, json.RawMessage) (json.RawMessage, error) {
+	return nil, errors.ErrUnsupported
+}
+func (s *progressSession) ProgressToken() any            { return "mine" }
+func (s *progressSession) Capabilities() json.RawMessage { return nil }
+
+func TestAdoptedProgress(t *testing.T) {
+	r := newHarness(t)
+	r.adopted("demo")
+	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
+		t.Fatal(err)
+	}
+	s := &progressSession{}
+	if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: caller("demo:read"), Tool: "demo.slow", Session: s}); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.sent) != 3 || !strings.Contains(s.sent[2], `"progressToken":"mine"`) {
+		t.Errorf("progress: %q", s.sent)
+	}
+}
+
+// A server that changes its tools after it was adopted shows the changed ones to nobody.
+func TestAdoptedServerChanges(t *testing.T) {
+	r := newHarness(t)
+	log := &kernel.MemoryLog{}
+	r.h.o.Log = log
+	r.adopted("demo")
+	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
+		t.Fatal(err)
+	}
+	sub, err := r.k.Subscribe("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sub.Close()
+	who := caller("demo:read", "demo:write")
+	if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: who, Tool: "demo.evolve"}); err != nil {
+		t.Fatal(err)
+	}
+	var change kernel.Change
+	for deadline := time.After(10 * time.Second); !change.Tools || !change.Resources; {
+		select {
+		case <-sub.Ready():
+			c := sub.Next()
+			change.Tools, change.Resources = change.Tools || c.Tools, change.Resources || c.Resources
+		case <-deadline:
+			t.Fatal("nobody was notified")
+		}
+	}
+	for _, tool := range []string{"demo.text", "demo.picture", "demo.new"} {
+		if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: who, Tool: tool}); manifest.AsError(err).Code != manifest.BadRequest {
+			t.Errorf("%s is still offered: %v", tool, err)
+		}
+	}
+	if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: who, Tool: "demo.links"}); err != nil {
+		t.Errorf("a tool that has not changed: %v", err)
+	}
+	notes := strings.Join(r.h.List()[0].Notes, "\n")
+	for _, want := range []string{"demo.text is withdrawn: " + reasonChanged, "demo.picture is withdrawn: " + reasonVanished, "not offered: new", "agentctl plugin adopt demo --again"} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("notes without %q:\n%s", want, notes)
+		}
+	}
+	list, _ := r.k.ListResources(who, "", "", 10)
+	if last := list[len(list)-1]; last.URI != "mcp://demo/demo://late" || last.Description != "" || strings.Contains(last.Name, "Ignore") {
+		t.Errorf("a later resource: %+v", last)
+	}
+	// The events are appended after the tools are withdrawn.
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		events := 0
+		_ = log.Replay(t.Context(), 0, func(e kernel.Event) error {
+			if e.Type == eventPlugin && strings.Contains(string(e.Payload), `"action":"withdraw"`) {
+				events++
+			}
+			return nil
+		})
+		if events == 2 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d events", events)
+		}
+	}
+}
+
+func TestAdoptRefused(t *testing.T) {
+	dir := t.TempDir()
+	adopt := func(command ...string) error {
+		_, err := Adopt(t.Context(), AdoptOptions{Name: "odd", Folder: dir, Command: command, NoSandbox: sandbox.Available() != nil, Timeout: 5 * time.Second})
+		return err
+	}
+	for want, command := range map[string][]string{
+		"does not answer initialize": {"/bin/sh", "-c", "echo gone wrong >&2; exit 3"},
+		"no such file":               {"/nonexistent/server"},
+		"neither an absolute path":   {"a/b"},
+		"not found":                  {"no-such-program-anywhere"},
+		"no tools, resources":        {"/bin/sh", "-c", `read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; cat >/dev/null`},
+	} {
+		if err := adopt(command...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", command, err, want)
+		}
+	}
+	var e *AdoptError
+	if err := adopt("/bin/sh", "-c", "echo gone wrong >&2; exit 3"); !errors.As(err, &e) || e.Stderr != "gone wrong" {
+		t.Errorf("%v", err)
+	}
+	script := filepath.Join(dir, "open")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(script, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := adopt(script); err == nil || !strings.Contains(err.Error(), "chmod go-w") {
+		t.Errorf("a program that everybody may write: %v", err)
+	}
+	if _, err := Adopt(t.Context(), AdoptOptions{Name: "kernel", Folder: dir, Command: []string{"/bin/true"}}); err == nil {
+		t.Error("the name kernel was accepted")
+	}
+}
+
+func TestPublicName(t *testing.T) {
+	long := strings.Repeat("x", 80)
+	for name, want := range map[string]string{"get-sum": "p.get-sum", "a.b/c ü": "p.a_b_c__", "Ab_9": "p.Ab_9", long: "p." + strings.Repeat("x", 53) + "_"} {
+		if got := PublicName("p", name); !strings.HasPrefix(got, want) || len(got) > manifest.MaxToolNameLen || name != long && got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestURIs(t *testing.T) {
+	for server, public := range map[string]string{
+		"file:///a b": "mcp://p/file:///a%20b", "demo://x?y#z": "mcp://p/demo://x?y#z", "mcp://p/all.json": "mcp://p/all.json", "mcp://q/all.json": "mcp://p/mcp://q/all.json",
+	} {
+		if got := publicURI("p", server); got != public {
+			t.Errorf("%s: %s, want %s", server, got, public)
+		}
+		if got := serverURI("p", public); got != strings.ReplaceAll(server, " ", "%20") {
+			t.Errorf("%s: back to %s", public, got)
+		}
+	}
+}
+
+func TestToolDigest(t *testing.T) {
+	base := toolDigest(json.RawMessage(`{"name":"a","description":"b","inputSchema":{"type":"object","maximum":1}}`))
+	for raw, same := range map[string]bool{
+		`{"inputSchema":{"maximum":1.0,"type":"object"}, "description":"\u0062","name":"a","_meta":{"x":1}}`: true,
+		`{"name":"a","description":"c","inputSchema":{"type":"object","maximum":1}}`:                         false,
+		`{"name":"a","description":"b","inputSchema":{"type":"object","maximum":2}}`:                         false,
+		`{"name":"a","description":"b","inputSchema":{"type":"object","maximum":1},"annotations":{}}`:        false,
+	} {
+		if (toolDigest(json.RawMessage(raw)) == base) != same {
+			t.Errorf("%s: same is %v", raw, !same)
+		}
+	}
+}
+
+func TestNPXPackage(t *testing.T) {
+	for command, want := range map[string]string{
+		"npx -y @modelcontextprotocol/server-everything stdio": "@modelcontextprotocol/server-everything stdio",
+		"/usr/bin/npx --yes some-server@1.2.3 -v /x":           "some-server@1.2.3 -v /x",
+		"node server.js":               "no",
+		"npx -y ../evil":               "error",
+		"npx -y https://example.org/x": "error",
+		"npx --package=x y":            "error",
+		"npx -y":                       "error",
+		"npx file:x":                   "error",
+		"uvx mcp-server-git":           "error",
+	} {
+		pkg, args, isNPX, err := NPXPackage(strings.Fields(command))
+		got := strings.Join(append([]string{pkg}, args...), " ")
+		switch {
+		case err != nil:
+			got = "error"
+		case !isNPX:
+			got = "no"
+		}
+		if got != want {
+			t.Errorf("%s: %s (%v), want %s", command, got, err, want)
+		}
+	}
+}
