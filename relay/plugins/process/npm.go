@@ -153,6 +153,9 @@ func CompleteCommand(command []string) (complete, read []string, err error) {
 // interpreter belongs to (a venv of Python, a version of Node), and what it is a link to.
 func programFiles(path string) (files []string) {
 	for _, p := range []string{path, realPath(path)} {
+		if sandbox.IsReadable(p) {
+			continue
+		}
 		above := filepath.Dir(filepath.Dir(p))
 		for _, mark := range []string{"pyvenv.cfg", "lib/node_modules/npm"} {
 			if _, err := os.Stat(filepath.Join(above, mark)); err == nil && filepath.Base(filepath.Dir(p)) == "bin" {

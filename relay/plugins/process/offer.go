@@ -230,6 +230,14 @@ func (p *Plugin) applyLists(l lists, canSubscribe, canComplete bool) {
 	p.offer = now
 	p.mu.Unlock()
 
+	if p.kernel != nil && !isSame {
+		if err := p.kernel.Refresh(p); err != nil && !errors.Is(err, kernel.ErrNotLoaded) {
+			p.log.Error("what the plugin offers was not updated", zap.Error(err))
+		}
+	}
+	if p.kernel != nil && !maps.Equal(before.noPrompts, now.noPrompts) {
+		p.kernel.NotifyChange(p.manifest.Tenant, kernel.Change{Prompts: true})
+	}
 	for _, note := range now.notes {
 		if !slices.Contains(before.notes, note) {
 			p.log.Warn("plugin differs from its manifest", zap.String("note", note))
@@ -239,17 +247,6 @@ func (p *Plugin) applyLists(l lists, canSubscribe, canComplete bool) {
 		if before.withdrawn[name] != now.withdrawn[name] {
 			p.recordWithdrawn(name, now.withdrawn[name])
 		}
-	}
-	if p.kernel == nil {
-		return
-	}
-	if !isSame {
-		if err := p.kernel.Refresh(p); err != nil && !errors.Is(err, kernel.ErrNotLoaded) {
-			p.log.Error("what the plugin offers was not updated", zap.Error(err))
-		}
-	}
-	if !maps.Equal(before.noPrompts, now.noPrompts) {
-		p.kernel.NotifyChange(p.manifest.Tenant, kernel.Change{Prompts: true})
 	}
 }
 
