@@ -114,16 +114,17 @@ type Relay struct {
 	listener, metricsListener, gatewayListener net.Listener               // nil: not served
 	metricsConns                               atomic.Pointer[edge.Conns] // of metricsListener, once it serves
 
-	tls         *tls.Config            // nil: plain HTTP
-	certificate *Certificate           // nil: not TLSFiles
-	fileOrigins []string               // of Options.AllowOriginFile; of Open and Reload
-	authority   *auth.Authority        // nil: not TLSOwn
-	listenURL   atomic.Pointer[string] // of listener, see updateListenURL; nil without one
-	public      *url.URL               // nil: clients use the listener's address
-	loopback    bool                   // Options.Listen is a loopback address
-	ready       atomic.Bool
-	abandoned   atomic.Bool // the disk hung when Run ended: files are not closed
-	onReady     func()
+	tls          *tls.Config            // nil: plain HTTP
+	certificate  *Certificate           // nil: not TLSFiles
+	fileOrigins  []string               // of Options.AllowOriginFile; of Open and Reload
+	authority    *auth.Authority        // nil: not TLSOwn
+	listenURL    atomic.Pointer[string] // of listener, see updateListenURL; nil without one
+	public       *url.URL               // nil: clients use the listener's address
+	loopback     bool                   // Options.Listen is a loopback address
+	ready        atomic.Bool
+	readingState atomic.Bool // of liveState
+	abandoned    atomic.Bool // the disk hung when Run ended: files are not closed
+	onReady      func()
 }
 
 // Open prepares a relay: state directory, keys, listeners, plugins. The steps are in the

@@ -20,7 +20,8 @@ import (
 
 // The relay answers `agentctl relay status` on a unix socket in its state directory: whoever may
 // read the directory may ask, no token is needed, and it answers while the stores hang. A
-// connection gets one JSON document, Status, and is closed.
+// connection sends a line with what it asks for, or nothing, gets one JSON document, Status or
+// LiveState, and is closed.
 
 // statusSocket is the socket's name in the state directory, with mode 0600.
 const statusSocket = "relay.sock"
@@ -119,15 +120,23 @@ func (r *Relay) serveStatus(ctx context.Context) {
 			defer c.Close()
 			r.metrics.statusOpen.Add(1)
 			defer r.metrics.statusOpen.Add(-1)
-			_ = c.SetDeadline(time.Now().Add(statusTimeout))
 			r.metrics.status.requests.Add(1)
-			if json.NewEncoder(c).Encode(r.Status()) != nil {
+			if r.answerStatus(ctx, c) != nil {
 				r.metrics.status.errors.Add(1)
 			}
 		})
 	}
 	conns.Wait()
 	_ = os.Remove(filepath.Join(r.opt.StateDir, statusSocket))
+}
+
+// answerStatus answers one connection.
+func (r *Relay) answerStatus(ctx context.Context, c net.Conn) error {
+	if readRequest(c) == requestState {
+		return r.writeState(ctx, c)
+	}
+	_ = c.SetDeadline(time.Now().Add(statusTimeout))
+	return json.NewEncoder(c).Encode(r.Status())
 }
 
 // measure keeps the sizes of the stores and the space of the disk up to date, until ctx ends. On a disk that hangs it
@@ -163,29 +172,39 @@ func ReadStatus(ctx context.Context, stateDir string) (*Status, error) {
 }
 
 func readStatus(ctx context.Context, stateDir string) (*Status, error) {
+	var s Status
+	if err := askRelay(ctx, stateDir, requestStatus, maxStatusBytes, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// askRelay sends a request to the relay that runs on a state directory and decodes its answer. An
+// earlier relay answers each with its status.
+func askRelay(ctx context.Context, stateDir, request string, maxBytes int64, answer any) error {
 	path, release, err := socketPath(stateDir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer release()
 	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 		if _, err := os.Stat(stateDir); err != nil { // not before: it may hang where the socket does not
-			return nil, err
+			return err
 		}
-		return nil, ErrNotRunning
+		return ErrNotRunning
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
-	var s Status
-	if err := json.NewDecoder(io.LimitReader(c, maxStatusBytes)).Decode(&s); err != nil {
+	_, _ = io.WriteString(c, request+"\n") // an earlier relay may have answered and closed already
+	if err := json.NewDecoder(io.LimitReader(c, maxBytes)).Decode(answer); err != nil {
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return ctx.Err()
 		}
-		return nil, fmt.Errorf("read the status of the relay: %w", err)
+		return fmt.Errorf("read the status of the relay: %w", err)
 	}
-	return &s, nil
+	return nil
 }

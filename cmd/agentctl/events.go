@@ -32,6 +32,7 @@ history of boards, agents and tickets.`,
 func newEventsReplay() *cobra.Command {
 	var dir string
 	var from uint64
+	var verify bool
 	var q eventlog.Query
 	var out output
 	c := &cobra.Command{
@@ -41,10 +42,20 @@ func newEventsReplay() *cobra.Command {
 runs or not, and writes nothing. With -o ndjson the same log always gives the same bytes.
 
 Old events are removed by age and size. The state they led to is in ticket.snapshot and
-ticket.comments events and in the latest presence events.`,
+ticket.comments events and in the latest presence events.
+
+--verify rebuilds the state (tickets, and who is online) twice from the log and compares both, and the
+state of the relay if it runs there. The exit code is 1 if something differs, and the output names it.`,
 		Example: `  agentctl events replay
-  agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson`,
+  agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson
+  agentctl events replay --verify`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if verify {
+				if from > 0 || len(q.Types) > 0 || q.Tenant != "" {
+					return exit(exitUsage, "--verify needs all events: leave out --from, --type and --tenant")
+				}
+				return verifyReplay(cmd, &out, dir)
+			}
 			if from > 0 {
 				q.After = from - 1
 			}
@@ -72,6 +83,7 @@ ticket.comments events and in the latest presence events.`,
 	f.Uint64Var(&from, "from", 0, "start at event `SEQ` (0: the oldest)")
 	f.StringArrayVar(&q.Types, "type", nil, "only events of `TYPE`; ticket.* selects all types with that prefix (repeatable)")
 	f.StringVar(&q.Tenant, "tenant", "", "only events of `TENANT`")
+	f.BoolVar(&verify, "verify", false, "print no events: rebuild the state from them and compare it")
 	out.flags(c)
 	return c
 }

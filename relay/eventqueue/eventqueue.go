@@ -91,6 +91,8 @@ type Queue struct {
 	tenants map[string]share // with waiting events
 	gaps    map[string]*Gap  // by tenant, of events that were refused since the last that was queued
 	lost    uint64
+	pushed  uint64 // events that were ever in waiting
+	removed uint64 // of those, no longer
 }
 
 // share is what waits of one tenant.
@@ -203,6 +205,7 @@ func (q *Queue) pushLocked(e kernel.Event) {
 	s := q.tenants[e.Tenant]
 	q.tenants[e.Tenant] = share{s.events + 1, s.bytes + size}
 	q.waiting = append(q.waiting, e)
+	q.pushed++
 	q.bytes += size
 }
 
@@ -342,6 +345,32 @@ func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	return q.remove(len(batch), false), nil
 }
 
+// Mark returns a number for Wait: how many events were ever queued.
+func (q *Queue) Mark() uint64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pushed
+}
+
+// Wait returns when no event that was queued before mark waits any more, or with the error of ctx.
+func (q *Queue) Wait(ctx context.Context, mark uint64) error {
+	tick := time.NewTicker(gatherInterval / 4)
+	defer tick.Stop()
+	for {
+		q.mu.Lock()
+		isDone := q.removed >= mark
+		q.mu.Unlock()
+		if isDone {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
 // nextBatch returns the oldest events, and with them the gaps once nothing else waits.
 func (q *Queue) nextBatch(limit int) []kernel.Event {
 	q.mu.Lock()
@@ -377,6 +406,7 @@ func (q *Queue) remove(n int, lost bool) (more bool) {
 			q.lost++
 		}
 	}
+	q.removed += uint64(n)
 	clear(q.waiting[:n])
 	if q.waiting = q.waiting[n:]; len(q.waiting) == 0 {
 		q.waiting = nil // free the array

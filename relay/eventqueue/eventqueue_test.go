@@ -258,3 +258,26 @@ func TestAppendExplains(t *testing.T) {
 		t.Errorf("without a log: %v", err)
 	}
 }
+
+// Wait returns once the events before its mark are stored, and not before.
+func TestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &faultyLog{}
+		l.set(syscall.ENOSPC, nil)
+		q, _ := run(t, l, nil)
+		if err := q.Wait(t.Context(), q.Mark()); err != nil {
+			t.Fatalf("nothing waits: %v", err)
+		}
+		offer(q, "a", "alert.raised", 1)
+		mark := q.Mark()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := q.Wait(ctx, mark); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("on a full disk: %v", err)
+		}
+		l.set(nil, nil)
+		if err := q.Wait(t.Context(), mark); err != nil || len(l.events()) != 1 {
+			t.Errorf("got %v and %v", err, l.events())
+		}
+	})
+}

@@ -18,7 +18,7 @@ import (
 //	MarkOffline  online -> offline, reported
 //	FlagPresence sets a flag of a known one, reported
 //	sweep        online without a heartbeat for the timeout -> offline, reported;
-//	             offline for presenceRetention -> forgotten
+//	             offline for PresenceRetention -> forgotten
 //
 // A report is an event in the log and a call of each OnPresence function. Reports have the
 // order of the changes, since presence.order is held over a change and its report.
@@ -54,7 +54,7 @@ const (
 const (
 	MaxPresences           = 20_000
 	DefaultPresenceTimeout = 90 * time.Second
-	presenceRetention      = 30 * 24 * time.Hour // after the last heartbeat
+	PresenceRetention      = 30 * 24 * time.Hour // of who is offline, after the last heartbeat
 	heartbeatInterval      = time.Second         // heartbeats within it count as one
 	presenceSweep          = time.Second
 	maxPresenceHooks       = 64
@@ -264,6 +264,14 @@ func (s *Presence) event() Event {
 	return Event{Tenant: s.Tenant, Type: "presence." + s.Status, Aggregate: s.ID, Payload: payload}
 }
 
+// HoldPresence calls fn with all entries, as ListPresence does, while no status and no flag changes:
+// the log was offered the events of these entries, and no later ones. fn must be quick.
+func (k *Kernel) HoldPresence(fn func([]Presence)) {
+	k.presence.order.Lock()
+	defer k.presence.order.Unlock()
+	fn(k.presence.list(func(presenceKey) bool { return true }))
+}
+
 // OnPresence calls fn after each change of status or of a flag, one at a time and in their order. fn
 // must be quick and may call ListPresence, but not Heartbeat, MarkOffline or remove. At
 // most 64 functions are registered; further ones are never called.
@@ -371,16 +379,23 @@ func kindOf(payload []byte) string {
 // restore sets the entry of an event.
 func (p *presence) restore(ev *Event) {
 	var s Presence
-	if json.Unmarshal(ev.Payload, &s) != nil || s.ID == "" || time.Now().UnixMilli()-s.LastPingMS > presenceRetention.Milliseconds() {
+	if json.Unmarshal(ev.Payload, &s) != nil || s.ID == "" {
+		return
+	}
+	key := presenceKey{ev.Tenant, s.Kind, s.ID}
+	isOnline := ev.Type == eventOnline || ev.Type == eventPresenceSnapshot && s.Status == Online
+	if !isOnline && time.Now().UnixMilli()-s.LastPingMS > PresenceRetention.Milliseconds() {
+		p.mu.Lock()
+		delete(p.entries, key) // of an older event
+		p.mu.Unlock()
 		return
 	}
 	e := &presenceEntry{name: s.Name, transport: s.Transport, cloneSuspected: s.CloneSuspected}
 	e.beat.Store(p.now())
 	e.lastMS.Store(s.LastPingMS)
-	e.online.Store(ev.Type == eventOnline || ev.Type == eventPresenceSnapshot && s.Status == Online)
+	e.online.Store(isOnline)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := presenceKey{ev.Tenant, s.Kind, s.ID}
 	if p.entries[key] != nil || len(p.entries) < MaxPresences {
 		p.entries[key] = e
 	}
@@ -418,7 +433,7 @@ func (p *presence) sweep(now, wall int64) (next int64) {
 			silent = append(silent, key)
 		case e.online.Load():
 			next = min(next, e.beat.Load()+timeout)
-		case wall-e.lastMS.Load() > presenceRetention.Milliseconds():
+		case wall-e.lastMS.Load() > PresenceRetention.Milliseconds():
 			expired = append(expired, key)
 		}
 	}

@@ -1,6 +1,7 @@
 package kernel_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -276,5 +277,30 @@ func TestPresenceConcurrently(t *testing.T) {
 	wg.Wait()
 	if p := k.ListPresence("a")[0]; p.Status != last || last != kernel.Offline || changes < 2 {
 		t.Errorf("notified %s after %d changes, the directory says %s", last, changes, p.Status)
+	}
+}
+
+// Who has been online for longer than the offline are remembered is restored; who went offline long
+// ago is not, whatever older events say.
+func TestRestoreOldPresence(t *testing.T) {
+	old := time.Now().Add(-2 * kernel.PresenceRetention).UnixMilli()
+	log := &kernel.MemoryLog{}
+	for _, e := range []struct{ id, status string }{{"long", kernel.Online}, {"gone", kernel.Online}, {"gone", kernel.Offline}, {"back", kernel.Offline}, {"back", kernel.Online}} {
+		payload, err := json.Marshal(kernel.Presence{ID: e.id, Kind: kernel.PresenceDevice, Status: e.status, LastPingMS: old})
+		if err != nil {
+			t.Fatal(err)
+		}
+		log.Offer(kernel.Event{Tenant: "a", Type: "presence." + e.status, Aggregate: e.id, Payload: payload})
+	}
+	k := kernel.New(kernel.Options{})
+	if err := k.RestorePresence(t.Context(), log); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, p := range k.ListPresence("a") {
+		got = append(got, p.ID+" "+p.Status)
+	}
+	if want := "[back online long online]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
 	}
 }
