@@ -22,9 +22,12 @@ import (
 	"agentctl/transport/link"
 )
 
-// mockTools is how many tools a mock board of "agentctl run --mock" announces: echo,
-// metrics.snapshot and metrics.subscribe.
-const mockTools = 3
+// A board with echo and metrics has minTools: echo.invoke, metrics.snapshot and metrics.subscribe. A mock
+// board of "agentctl run --mock" announces mockTools: these, its history, and what shows a board.
+const (
+	minTools  = 3
+	mockTools = 9
+)
 
 // startBoards links n boards that announce so many tools each, which mock boards cannot.
 func (b *bench) startBoards(r *relayProc, n, tools int) (*process, error) {
@@ -38,7 +41,7 @@ type echoBoard struct{ capabilities []manifest.Capability }
 
 func newEchoBoard(tools int) *echoBoard {
 	caps := []manifest.Capability{manifest.Echo(), manifest.Metrics()}
-	for i := range tools - mockTools {
+	for i := range tools - minTools {
 		c := manifest.Echo()
 		c.CapID += strconv.Itoa(i + 2)
 		caps = append(caps, c)

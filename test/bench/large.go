@@ -84,7 +84,7 @@ func (b *bench) fleetBars() error {
 	if err != nil {
 		return err
 	}
-	if tools < mockTools*largeFleet {
+	if tools < minTools*largeFleet {
 		return fmt.Errorf("tools/list has %d tools of %d boards", tools, largeFleet)
 	}
 	fmt.Printf("tools/list: %d tools in %d pages, %.0f ms of relay CPU\n", tools, pages, (r.cpu()-cpu).Seconds()*1000)
