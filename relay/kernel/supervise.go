@@ -277,6 +277,7 @@ func (s supervisedHandler) HandleMethod(ctx context.Context, c *Caller, session 
 		}
 		res, err = s.k.callPlugin(callCtx, l, r)
 	}
+	res, err = s.k.pipe.Filter(r, res, err) // methods do not pass the stages otherwise
 	var rpc *RPCError
 	switch {
 	case err == nil:

@@ -43,6 +43,8 @@ type Stage[Req, Res any] struct {
 	// Refuses, when set, reports whether the stage refuses a request whatever its content, so that
 	// lists leave out what it would refuse. It is quick and does not change the request.
 	Refuses func(req Req) bool
+	// Filter, when set, is what the stage does with an answer that a request got past the pipeline.
+	Filter func(req Req, res Res, err error) (Res, error)
 }
 
 // OrderRule is one constraint on the order of a list.
@@ -167,6 +169,17 @@ func (p *Pipeline[Req, Res]) Applies(name string, req Req) bool {
 		}
 	}
 	return false
+}
+
+// Filter applies the Filter functions of the stages that are in force for req, the innermost first, to
+// an answer that did not come through Handle.
+func (p *Pipeline[Req, Res]) Filter(req Req, res Res, err error) (Res, error) {
+	for _, g := range slices.Backward(p.list.Load().enabled) {
+		if e := narrowest(g, req); e != nil && e.Enabled && e.Stage.Filter != nil {
+			res, err = e.Stage.Filter(req, res, err)
+		}
+	}
+	return res, err
 }
 
 // group checks the entries one by one and gathers the adjacent ones of each stage.

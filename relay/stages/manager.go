@@ -271,6 +271,9 @@ func (m *Manager) swap(rows []row) error {
 			if ref, ok := st.(refuser); ok {
 				e.Stage.Refuses = ref.refuses
 			}
+			if f, ok := st.(filterer); ok {
+				e.Stage.Filter = f.filter
+			}
 			if r.kind.decidesLists && (l.enabled || l.scope.Kind != pipeline.Global) {
 				listed = append(listed, Middleware{r.kind.name, l.scope.String(), l.enabled, e.Config})
 			}

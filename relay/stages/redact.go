@@ -100,18 +100,23 @@ func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 			req.Session = &session{Session: req.Session, r: r}
 		}
 		res, err := next(ctx, req)
-		if err != nil {
-			return nil, r.err(err)
-		}
-		if res == nil {
-			return nil, nil
-		}
-		out, err := r.result(res)
-		if err != nil {
-			return nil, err
-		}
-		return r.fitSchema(req, res.Structured, out), nil
+		return r.filter(req, res, err)
 	}
+}
+
+// filter removes secrets from an answer.
+func (r *redactor) filter(req *kernel.Request, res *kernel.Result, err error) (*kernel.Result, error) {
+	if err != nil {
+		return nil, r.err(err)
+	}
+	if res == nil {
+		return nil, nil
+	}
+	out, err := r.result(res)
+	if err != nil {
+		return nil, err
+	}
+	return r.fitSchema(req, res.Structured, out), nil
 }
 
 // errUnsearchable ends a call whose answer cannot be searched: redaction fails closed.

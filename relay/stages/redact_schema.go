@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -55,6 +56,7 @@ func (r *redactor) fitSchema(req *kernel.Request, original json.RawMessage, res 
 		out.Content = []json.RawMessage{encode(textBlock{"text", string(res.Structured)})}
 	}
 	out.IsError, out.Structured = true, edge.AppendError(nil, e, req.TraceID)
+	out.Content = slices.Concat([]json.RawMessage{encode(textBlock{"text", string(out.Structured)})}, out.Content)
 	return &out
 }
 

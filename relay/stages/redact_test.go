@@ -1,6 +1,7 @@
 package stages_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -196,6 +197,53 @@ func noSecret(t *testing.T, v any, nested int) {
 		var inner any
 		if s := strings.TrimSpace(v); nested < 4 && s != "" && (s[0] == '{' || s[0] == '[') && json.Unmarshal([]byte(s), &inner) == nil {
 			noSecret(t, inner, nested+1)
+		}
+	}
+}
+
+// methods is a plugin with prompts.
+type methods struct{ plugin }
+
+func (*methods) Methods() []string { return []string{"prompts/get", "prompts/list"} }
+
+func (*methods) HandleMethod(_ context.Context, _ *kernel.Caller, _ kernel.Session, method string, _ json.RawMessage) (json.RawMessage, error) {
+	if method == "prompts/list" {
+		return nil, &kernel.RPCError{Code: -32000, Message: "no " + canary}
+	}
+	return json.RawMessage(`{"messages":[{"content":{"type":"text","text":"say ` + canary + `"}}],"password":1}`), nil
+}
+
+// TestRedactMethods: methods that do not pass the stages are redacted too, and rules hide them.
+func TestRedactMethods(t *testing.T) {
+	k, m := newKernel(t, stages.Options{})
+	if err := k.Load(&methods{plugin{name: "p"}}, false); err != nil {
+		t.Fatal(err)
+	}
+	get := func(method string) string {
+		h, ok := k.MethodHandler(agent(), "", method)
+		if !ok {
+			return "not found"
+		}
+		data, err := h.HandleMethod(t.Context(), agent(), nil, method, json.RawMessage(`{}`))
+		return fmt.Sprint(string(data), " ", err)
+	}
+	if got := get("prompts/get"); !strings.Contains(got, canary) {
+		t.Errorf("off: %s", got)
+	}
+	set(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+"]}`)
+	if got := get("prompts/get"); got != `{"messages":[{"content":{"type":"text","text":"say [redacted]"}}],"password":"[redacted]"} <nil>` {
+		t.Errorf("redacted: %s", got)
+	}
+	if got := get("prompts/list"); got != " no [redacted]" {
+		t.Errorf("an error: %s", got)
+	}
+	for rules, want := range map[string]bool{`[{"effect":"deny","method":"prompts/get"}]`: false, `[{"effect":"deny"}]`: false, `[{"effect":"deny","tool":"*"}]`: true} {
+		set(t, m, "acl", `{"rules":`+rules+`}`)
+		if got := get("prompts/list"); (got != "not found") != want {
+			t.Errorf("%s: prompts/list: %s", rules, got)
+		}
+		if got := get("prompts/get"); (got != "not found") != want {
+			t.Errorf("%s: prompts/get: %s", rules, got)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestRedactKeepsTheSchema(t *testing.T) {
 				t.Errorf("_meta %s: %s, want %s", stages.MetaRedacted, got, tt.redacted)
 			}
 			if tt.want == "" {
-				if !res.IsError || !strings.Contains(string(res.Structured), `"reason":"redact"`) || len(res.Content) != 1 || !strings.Contains(string(res.Content[0]), "[redacted]") {
+				if !res.IsError || !strings.Contains(string(res.Structured), `"reason":"redact"`) || len(res.Content) != 2 || !strings.Contains(string(res.Content[1]), "[redacted]") {
 					t.Errorf("got %s %s", res.Structured, res.Content)
 				}
 			} else if string(res.Structured) != tt.want || res.IsError || !valid(t, string(p.schema), string(res.Structured)) {

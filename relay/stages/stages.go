@@ -51,6 +51,12 @@ type refuser interface {
 	refuses(r *kernel.Request) bool
 }
 
+// filterer is a stage that also changes answers of methods that do not pass the pipeline, such as
+// prompts/get.
+type filterer interface {
+	filter(r *kernel.Request, res *kernel.Result, err error) (*kernel.Result, error)
+}
+
 // kind describes a stage that can be configured.
 type kind struct {
 	name           string
