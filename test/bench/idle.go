@@ -57,7 +57,7 @@ func (b *bench) idleBars() error {
 	return nil
 }
 
-// idleFleets measures one fleet of each size, and one whose boards announce twelve tools.
+// idleFleets measures one fleet of each size, and those whose boards announce three and twelve tools.
 func (b *bench) idleFleets(kind string, sizes []int) error {
 	var fleets []*idleFleet
 	defer func() {
@@ -69,7 +69,9 @@ func (b *bench) idleFleets(kind string, sizes []int) error {
 		fleets = append(fleets, &idleFleet{kind: kind, boards: n, tools: mockTools})
 	}
 	if !b.isQuick {
-		fleets = append(fleets, &idleFleet{kind: kind, boards: 2000, tools: 12})
+		for _, tools := range []int{3, 12} {
+			fleets = append(fleets, &idleFleet{kind: kind, boards: 2000, tools: tools})
+		}
 	}
 	for i, f := range fleets {
 		if err := b.startIdle(f); err != nil {

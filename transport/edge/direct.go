@@ -22,7 +22,7 @@ import (
 //	               └─ anything else: net/http gets the bytes, and the connection, for good
 //
 // net/http still owns the connection. It accepts and closes it, recovers panics, and waits in the
-// Read below while requests are served.
+// Read below while requests are served. docs/adr/0019 says what this saves and what it costs.
 type directConn struct {
 	framingConn
 	server     *Server
