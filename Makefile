@@ -39,7 +39,7 @@ FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients test-adopt conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -137,6 +137,9 @@ test-qemu: ## board binaries of other platforms in an emulator (skips without qe
 
 test-clients: ## real MCP clients, which npm installs for the test, with a demo relay; at most 20 minutes
 	AGENTCTL_CLIENTS=1 $(GO) test -timeout 20m -run 'TestClientPrograms' ./test
+
+test-adopt: ## servers of the authors of MCP as plugins, which npm installs for the test; at most 10 minutes
+	AGENTCTL_ADOPT=1 $(GO) test -timeout 10m -run 'TestOfficialServers' ./test
 
 ci: build lint test test-slow test-board test-32 cross test-qemu reproducible ## what CI runs
 	FUZZTIME=3s test/fuzz.sh

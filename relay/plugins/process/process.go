@@ -5,7 +5,8 @@
 // A plugin is a folder of the plugin directory, named like the plugin:
 //
 //	NAME/plugin.json   its manifest: what it may offer, nothing else is ever shown
-//	NAME/run           an executable, started with its folder as working directory; or
+//	NAME/run           an executable, started with its folder as working directory, unless the
+//	                   manifest has a command; or
 //	NAME/run.sock      a unix socket of a server that the relay does not start
 //
 // The relay starts the executable in a sandbox (package sandbox). If there is a socket
@@ -15,6 +16,9 @@
 //	go h.Run(ctx)                  // owns every process
 //	err = h.Load(ctx, "weather")   // started, checked against its manifest, offered
 //	err = h.Unload("weather@1.0.0")
+//
+// Adopt makes the manifest of a server that was not written for the relay. Its lists are compared
+// with the manifest (offer.go), and its URIs are translated (uri.go).
 //
 // A process that ends, or is killed, is started again with back-off. Its tools stay listed.
 // A call that arrives meanwhile waits for it within the call's time; a call that was in
