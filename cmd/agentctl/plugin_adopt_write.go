@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/atomicfile"
+	"agentctl/client"
 	"agentctl/relay/plugins/process"
 	"agentctl/term"
 )
@@ -141,17 +142,14 @@ func (a *adoption) load(ctx context.Context, r *adoptReport) error {
 		return err
 	}
 	plugins, err := rc.Plugins(ctx)
+	load := rc.LoadPlugin
+	if slices.ContainsFunc(plugins, func(p client.Plugin) bool { return p.Name == a.name }) {
+		load = rc.ReloadPlugin // no call fails meanwhile
+	}
+	if err == nil {
+		err = load(ctx, a.name)
+	}
 	if err != nil {
-		return fmt.Errorf("%s is written, and not loaded: %w", a.folder, err)
-	}
-	for _, p := range plugins {
-		if p.Name == a.name {
-			if err := rc.UnloadPlugin(ctx, a.name); err != nil {
-				return err
-			}
-		}
-	}
-	if err := rc.LoadPlugin(ctx, a.name); err != nil {
 		return fmt.Errorf("%s is written, and not loaded: %w", a.folder, err)
 	}
 	r.Loaded = true
