@@ -26,7 +26,7 @@ func explainPluginAnswer(call *callError, e *client.Error) (code int, next strin
 	case e.Code == manifest.ManifestInvalid && len(call.takes) > 0:
 		code, next = exitFailure, "; it takes: "+strings.Join(call.takes, ", ")
 	case e.Code == manifest.Internal && e.Reason != "storage":
-		code, next = exitFailure, explainOutcome(e)+state+", and why in the relay's log"
+		code, next = exitFailure, explainOutcome(e)+state+", and its lines in the relay's log"
 	case e.Code == manifest.DeadlineExceeded:
 		code, next = exitTimeout, explainOutcome(e)+state
 	case e.Code == manifest.BadRequest, e.Code == manifest.ManifestInvalid:
