@@ -19,6 +19,10 @@ const maxDepth = 10000
 var bom = []byte("\xef\xbb\xbf") // a byte order mark, which some Windows editors write
 
 // jsonFile is a JSON file, with or without comments, that is edited in place.
+//
+// The edit works on the syntax tree of the text and not on decoded values: whoever wrote the file finds
+// every byte outside of the entry as it was, comments included. What that could get wrong is checked
+// afterwards, by comparing the decoded content of both texts except for the entry (before).
 type jsonFile struct {
 	bom    []byte
 	root   hujson.Value
@@ -64,7 +68,8 @@ func parseJSON(data []byte) (*jsonFile, error) {
 	return f, nil
 }
 
-// depth returns a bound of how deep brackets nest, without regard to strings and comments.
+// depth returns an upper bound of how deep brackets nest. It also counts those in strings and comments,
+// which only matters for a file with ten thousand of them, and needs no parser of its input.
 func depth(text []byte) (most int) {
 	n := 0
 	for _, c := range text {

@@ -15,6 +15,11 @@ import (
 	"github.com/shirou/gopsutil/v4/disk"
 )
 
+// File systems come from mountinfo(5), their figures from statfs(2), drives from /sys/block and
+// /proc/diskstats. statfs is the call that can hang, for good, on a server or card that does not answer;
+// no signal interrupts it. Each therefore runs in a separate goroutine with mountTimeout, and one that hangs
+// is remembered, so that asking again does not leave another goroutine behind.
+
 // mount is a line of mountinfo(5).
 type mount struct {
 	point, device, fsType string

@@ -69,7 +69,8 @@ type Report struct {
 // maxProblems bounds the problems of one store that are listed.
 const maxProblems = 20
 
-// checker is one run.
+// checker is one run. The parts are checked one after the other, in the order in which one needs what
+// another has read: relay.json before the databases, whose ids and sequence numbers it records.
 type checker struct {
 	dir      string
 	uid, gid int // the owner of the directory

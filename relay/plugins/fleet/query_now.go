@@ -24,6 +24,10 @@ const (
 
 // askNow fills in the boards' values of now: those that are known and not older than maxFigureAge,
 // else those that the boards answer.
+//
+// Two limits end it: nowTime for all boards, and askTimeout for each tool of a board. A board that was
+// not asked in that time is missing with another reason than one that did not answer, so that a caller
+// knows that asking fewer boards helps.
 func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) error {
 	now := p.opt.Now()
 	var cold []*boardValues

@@ -23,6 +23,10 @@ type askSlots struct {
 }
 
 // tenantSlots are the slots of a tenant, from the first to the last of its calls that ask boards.
+//
+// A board that answers at once holds a fast slot for some milliseconds. One that hangs would hold it for
+// seconds, and 64 of those would stop the questions of the whole tenant; so a call that takes longer
+// exchanges its fast slot for a slow one, of which there are more, and the next board is asked.
 type tenantSlots struct {
 	users      int
 	fast, slow chan struct{}

@@ -28,6 +28,9 @@ const (
 )
 
 // nearest returns the labels of the boards that ref was probably meant for, nearest first.
+//
+// It is one pass over the tenant's boards. Names of a length that cannot be near are not compared, since
+// the edit distance is what costs; maxCompared bounds those that are.
 func nearest(all []Board, ref string) []string {
 	type candidate struct {
 		label    string
