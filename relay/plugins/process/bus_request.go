@@ -73,7 +73,7 @@ func (bc *busConn) handle(req *jrpc2.Request) (any, error) {
 		return bc.perform(&p, p.Type, bc.append)
 	case "subscribe":
 		v, err := bc.subscribe(&p)
-		bc.audit(&busRights{caller: &kernel.Caller{Actor: bc.actor()}}, "subscribe", p.target(), err)
+		bc.audit(bc.noRights(&p), "subscribe", p.target(), err)
 		return v, busError(err)
 	case "unsubscribe":
 		if !bc.unsubscribe(p.Subscription) {
@@ -113,7 +113,7 @@ func (p *busParams) target() string {
 func (bc *busConn) perform(p *busParams, target string, run func(*busRights, *busParams) (any, error)) (any, error) {
 	r, err := bc.rights(p.Meta.Call, p.Tenant)
 	if err != nil {
-		bc.audit(&busRights{caller: &kernel.Caller{Actor: bc.actor()}}, "", target, err)
+		bc.audit(bc.noRights(p), "", target, err)
 		return nil, busError(err)
 	}
 	defer r.cancel()
@@ -121,8 +121,26 @@ func (bc *busConn) perform(p *busParams, target string, run func(*busRights, *bu
 	return v, busError(err)
 }
 
-// audit records a decision that the kernel does not. One without rights has no tenant: that is the
-// plugin's word.
+// noRights are the plugin's in the tenant of the call that a request names, or in one that it names
+// and the consent covers: what else the plugin says is no tenant for the audit log.
+func (bc *busConn) noRights(p *busParams) *busRights {
+	c := &kernel.Caller{Actor: bc.actor()}
+	bc.mu.Lock()
+	call := bc.calls[p.Meta.Call]
+	bc.mu.Unlock()
+	tenants := bc.tenants()
+	switch {
+	case call != nil:
+		c.Tenant = call.caller.Tenant
+	case manifest.ValidTenant(p.Tenant) && covers(tenants, p.Tenant):
+		c.Tenant = p.Tenant
+	case len(tenants) > 0 && tenants[0] != AllTenants:
+		c.Tenant = tenants[0]
+	}
+	return &busRights{caller: c}
+}
+
+// audit records a decision that the kernel does not.
 func (bc *busConn) audit(r *busRights, reason, target string, err error) {
 	rec := kernel.Record{Tenant: r.caller.Tenant, Actor: r.caller.Actor, Via: r.caller.Via, Target: auditable(target), Decision: kernel.Allowed, Reason: reason, TraceID: r.trace}
 	if err != nil {
