@@ -284,12 +284,35 @@ func (k *Kernel) admitLocked(m *Manifest, old *loaded, replace bool) error {
 			return errors.New("a tool of the same name belongs to another plugin")
 		}
 	}
+	if !strings.HasPrefix(m.Name, devicePrefix) && k.sharesFlatNameLocked(m, old) {
+		return errors.New("a tool's name is that of another plugin's tool when dots become underscores (names=flat)")
+	}
 	for _, r := range m.Resources {
 		if e, ok := k.resources[r.URI]; ok && e.plugin != old {
 			return errors.New("a resource of the same URI belongs to another plugin")
 		}
 	}
 	return nil
+}
+
+// sharesFlatNameLocked reports whether a tool is spelled as one of another plugin where names have no
+// dots: a_b.c and a.b_c. One plugin could otherwise take the calls of another. mu is held.
+func (k *Kernel) sharesFlatNameLocked(m *Manifest, old *loaded) bool {
+	flat := make(map[string]bool, len(m.Tools))
+	for _, t := range m.Tools {
+		flat[strings.ReplaceAll(t.Name, ".", "_")] = true
+	}
+	for _, l := range k.plugins {
+		if l == old || l.isDevice() {
+			continue
+		}
+		for _, t := range l.manifest.Tools {
+			if flat[strings.ReplaceAll(t.Name, ".", "_")] {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // insertLocked enters a plugin into the registry. mu is held.

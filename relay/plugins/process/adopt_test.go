@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/sandbox"
@@ -336,6 +338,25 @@ func TestURIs(t *testing.T) {
 		if got := serverURI("p", public); got != strings.ReplaceAll(server, " ", "%20") {
 			t.Errorf("%s: back to %s", public, got)
 		}
+	}
+}
+
+// A plugin cannot take the calls of another by a name that is the same without dots.
+func TestFlatNames(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	plugin := func(name, tool string) *Plugin {
+		m := &kernel.Manifest{Name: name, Version: "1.0.0", Tools: []*kernel.Tool{{Name: tool, ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeTicketsRead}}}}
+		return newPlugin(source{manifest: m}, newWatchSet(), "", zap.NewNop())
+	}
+	first := plugin("a", "a.b_c")
+	if err := k.Load(first, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := k.Load(plugin("a_b", "a_b.c"), false); err == nil || !strings.Contains(err.Error(), "names=flat") {
+		t.Errorf("got %v", err)
+	}
+	if err := k.Load(plugin("a", "a.b_c"), true); err != nil {
+		t.Errorf("in its own place: %v", err)
 	}
 }
 
