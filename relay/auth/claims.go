@@ -142,6 +142,10 @@ func (c *claims) registered() jwt.RegisteredClaims {
 	return r
 }
 
+// pluginSubject begins the identities of plugins (kernel.PluginActor), which no token may have: it
+// could act for one in the audit log and on its tickets.
+const pluginSubject = "plugin:"
+
 // subjectRE admits what can be written in a log line, a URL path and a shell word unquoted;
 // instanceRE a hash in hex or base64url.
 var (

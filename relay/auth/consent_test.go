@@ -42,3 +42,21 @@ func TestConsent(t *testing.T) {
 		t.Errorf("after a restart: %+v %t", c, ok)
 	}
 }
+
+// No token has the identity of a plugin.
+func TestPluginSubject(t *testing.T) {
+	s, err := Open(Options{StateDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	if _, err := s.Mint(t.Context(), MintRequest{Class: "agent", Subject: "plugin:triage"}); err == nil {
+		t.Error("minted")
+	}
+	if _, _, err := s.CreateInvite(t.Context(), InviteRequest{Class: InviteAgent, Name: "plugin:triage"}); err == nil {
+		t.Error("invited")
+	}
+	if _, _, err := s.CreateInvite(t.Context(), InviteRequest{Class: InviteAgent, Name: "plugins"}); err != nil {
+		t.Error(err)
+	}
+}

@@ -160,6 +160,8 @@ func (s *Store) planInvite(req InviteRequest) (*Invite, error) {
 		return nil, badRequest("a name is for one board; leave it out, or make an invite for a single use")
 	case inv.Class == InviteAgent && inv.Name != "" && (!subjectRE.MatchString(inv.Name) || len(inv.Name) > maxAgentName):
 		return nil, badRequest("an agent's name is 1 to 57 letters, digits and ._:@-, starting with a letter or digit")
+	case inv.Class == InviteAgent && strings.HasPrefix(inv.Name, pluginSubject):
+		return nil, badRequest("an agent's name does not begin with plugin:, as the identities of plugins do")
 	case inv.Class == InviteAgent && len(inv.Tags) > 0:
 		return nil, badRequest("only boards have tags")
 	case inv.Class == InviteBoard && len(req.Scopes)+len(req.AddScopes)+len(req.Topics) > 0:

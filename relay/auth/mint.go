@@ -195,6 +195,8 @@ func (s *Store) resolveNode(ctx context.Context, req MintRequest, class, tenant 
 		return "", badMint("only a token of class device names a node")
 	case class != ClassDevice && req.Subject != "" && !subjectRE.MatchString(req.Subject):
 		return "", badMint("not a subject: %q (use 1 to 64 letters, digits and ._:@-, starting with a letter or digit)", req.Subject)
+	case class != ClassDevice && strings.HasPrefix(req.Subject, pluginSubject):
+		return "", badMint("not a subject: %q (plugin: begins the identities of plugins, which need no token)", req.Subject)
 	case class != ClassDevice:
 		return "", nil
 	case req.Subject != "" && req.Subject != req.NodeID:
