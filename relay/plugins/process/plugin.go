@@ -138,7 +138,7 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 		p.mu.Lock()
 		c, changed, in := p.conn, p.changed, time.Until(p.retryAt)
 		p.mu.Unlock()
-		if c != nil {
+		if c != nil && !c.hasEnded() {
 			return c, nil
 		}
 		if p.retired.Load() {

@@ -14,28 +14,66 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Serve runs the executable of the plugin in dir for the next connection of a Unix socket, which
+// maxServed bounds the connections of Serve: that of the running version and that of the next one.
+const maxServed = 2
+
+// Serve runs the program of the plugin in dir for each connection of a Unix socket, which
 // becomes its stdin and stdout. It is the main process of a plugin that is a service: a service
 // manager owns the socket, and starts the service again when the relay connects again. home
 // is where the plugin can write.
 //
-// Serve returns when the plugin has ended. stopGrace after the end of the connection or of ctx
-// it kills the plugin, so that the next connection finds a new one.
+// Serve returns when the last program has ended, with its error. A reload of the plugin makes a second
+// connection before it closes the first one, and so starts a second program. stopGrace after the
+// end of a connection or of ctx Serve kills its program, so that the next one finds a new one.
 func Serve(ctx context.Context, ln net.Listener, dir, home string) error {
-	closeListener := context.AfterFunc(ctx, func() { _ = ln.Close() })
-	defer closeListener()
-	nc, err := ln.Accept()
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil
-		}
-		return err
-	}
-	uc, ok := nc.(*net.UnixConn)
+	ul, ok := ln.(*net.UnixListener)
 	if !ok {
-		_ = nc.Close()
 		return fmt.Errorf("not a Unix socket: %s", ln.Addr())
 	}
+	closeListener := context.AfterFunc(ctx, func() { _ = ul.Close() })
+	defer closeListener()
+	type accepted struct {
+		conn *net.UnixConn
+		err  error
+	}
+	conns, ends := make(chan accepted), make(chan error, maxServed)
+	running, isAccepting, isOpen := 0, false, true
+	var last error
+	for {
+		if isOpen && !isAccepting && running < maxServed {
+			isAccepting = true
+			go func() {
+				conn, err := ul.AcceptUnix()
+				conns <- accepted{conn, err}
+			}()
+		}
+		select {
+		case a := <-conns:
+			isAccepting = false
+			if a.err == nil {
+				running++
+				go func() { ends <- serveConn(ctx, a.conn, dir, home) }()
+				continue
+			}
+			isOpen = false
+			if !errors.Is(a.err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+				last = a.err
+			}
+		case last = <-ends:
+			running--
+			if running == 0 && isAccepting { // the service manager accepts the next one
+				_ = ul.SetDeadline(time.Unix(1, 0))
+			}
+		}
+		if running == 0 && !isAccepting {
+			_ = ul.SetDeadline(time.Time{})
+			return last
+		}
+	}
+}
+
+// serveConn runs the program for one connection.
+func serveConn(ctx context.Context, uc *net.UnixConn, dir, home string) error {
 	p, err := readProgram(dir, home)
 	if err != nil { // after Accept: the service manager would start it again at once for a waiting connection
 		_ = uc.Close()

@@ -156,6 +156,16 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	return err
 }
 
+// hasEnded reports whether nothing more will arrive.
+func (c *conn) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
 var errEnded = errors.New("its connection ended")
 
 // connect starts the server, initializes it and compares its lists with the manifest, all
@@ -173,12 +183,7 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		err = p.checkServed(ctx, c)
 	}
 	if err != nil {
-		hasEnded := false
-		select {
-		case <-c.ended:
-			hasEnded = true
-		default:
-		}
+		hasEnded := c.hasEnded()
 		c.close()
 		if status := ch.stop(); hasEnded && status != nil {
 			err = fmt.Errorf("%w (%w)", err, status)
