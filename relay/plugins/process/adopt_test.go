@@ -61,6 +61,7 @@ func (r *harness) adopted(name string) *Adoption {
 }
 
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	a := r.adopted("demo")
 	if a.Server != "everything in python 2.1.0" || a.Manifest.Version != "2.1.0" {
@@ -90,6 +91,7 @@ func TestAdopt(t *testing.T) {
 
 // Whatever an adopted server answers reaches the caller, with names and URIs of its own plugin.
 func TestAdoptedResults(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.adopted("demo")
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
@@ -144,6 +146,7 @@ func blocks(content []json.RawMessage) (list [][]byte) {
 }
 
 func TestAdoptedPrompts(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.adopted("demo")
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
@@ -205,6 +208,7 @@ func (s *progressSession) ProgressToken() any            { return "mine" }
 func (s *progressSession) Capabilities() json.RawMessage { return nil }
 
 func TestAdoptedProgress(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.adopted("demo")
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
@@ -221,6 +225,7 @@ func TestAdoptedProgress(t *testing.T) {
 
 // A server that changes its tools after it was adopted shows the changed ones to nobody.
 func TestAdoptedServerChanges(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	log := &kernel.MemoryLog{}
 	r.h.o.Log = log
@@ -284,6 +289,7 @@ func TestAdoptedServerChanges(t *testing.T) {
 }
 
 func TestAdoptRefused(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	adopt := func(command ...string) error {
 		_, err := Adopt(t.Context(), AdoptOptions{Name: "odd", Folder: dir, Command: command, NoSandbox: sandbox.Available() != nil, Timeout: 5 * time.Second})

@@ -26,6 +26,7 @@ import (
 // TestPluginThatNeverAnswers: one that stops reading holds up neither its unloading nor the end of
 // the relay, which is what the rig's cleanup waits for.
 func TestPluginThatNeverAnswers(t *testing.T) {
+	t.Parallel() // it takes drainTimeout
 	r := newHarness(t)
 	r.folder("odd", odd, shellServer(`sleep 60`))
 	if err := r.load("odd"); err != nil {

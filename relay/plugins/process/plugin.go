@@ -138,7 +138,7 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 		p.mu.Lock()
 		c, changed, in := p.conn, p.changed, time.Until(p.retryAt)
 		p.mu.Unlock()
-		if c != nil && !c.hasEnded() {
+		if c != nil && !c.rpc.IsStopped() { // before c.ended is closed its calls have failed already
 			return c, nil
 		}
 		if p.retired.Load() {

@@ -39,6 +39,7 @@ var notes = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	stopGrace = 500 * time.Millisecond
 	code := m.Run()
 	if bin, err := notes(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(bin))
@@ -171,6 +172,7 @@ func (r *harness) pid() int {
 }
 
 func TestExamplePlugin(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.notes()
 	if err := r.load("notes"); err != nil {
@@ -235,6 +237,7 @@ func TestExamplePlugin(t *testing.T) {
 
 // TestKilledPluginIsRestarted: its tools stay listed, the next call waits for it.
 func TestKilledPluginIsRestarted(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.notes()
 	if err := r.load("notes"); err != nil {
@@ -279,6 +282,7 @@ done
 const odd = `{"name":"odd","version":"0.1.0","tools":[{"name":"odd.do","description":"d","inputSchema":{"type":"object"},"outputSchema":{"type":"object","required":["n"]}}]}`
 
 func TestMisbehavingPlugins(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, calls string
 		reason      string

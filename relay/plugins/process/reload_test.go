@@ -320,3 +320,30 @@ func TestLostConnections(t *testing.T) {
 		}
 	})
 }
+
+// TestCallAfterLostConnection: who has seen the end of a connection calls the next one.
+func TestCallAfterLostConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeServer{}
+		k, _ := f.run(t)
+		call := func() error {
+			_, err := k.Call(t.Context(), &kernel.Request{Caller: all, Tool: "odd.do"})
+			return err
+		}
+		for range 100 {
+			f.dies.Store(true)
+			var wg sync.WaitGroup
+			for range 32 {
+				wg.Go(func() {
+					_ = call()
+					f.dies.Store(false)
+					if err := call(); err != nil {
+						t.Errorf("after the restart: %v", err)
+					}
+				})
+			}
+			wg.Wait()
+			time.Sleep(stableAfter)
+		}
+	})
+}

@@ -91,7 +91,7 @@ func TestServiceReload(t *testing.T) {
 // TestServiceThatStays: a plugin that ignores the end of its connection does not keep the next
 // connection waiting.
 func TestServiceThatStays(t *testing.T) {
-	t.Parallel() // it takes stopGrace twice
+	t.Parallel()
 	r := newHarness(t)
 	r.folder("odd", odd, strings.TrimSuffix(shellServer(``), "\n")+"\nexec sleep 60\n")
 	errs := r.service("odd")

@@ -29,8 +29,8 @@ import (
 // A process that does not read is ended by the kill of Send (see lineChannel).
 
 // stopGrace is how long a plugin's process may run after its stdin was closed. Then it is
-// killed, with its process group.
-const stopGrace = 2 * time.Second
+// killed, with its process group. Tests shorten it.
+var stopGrace = 2 * time.Second
 
 // socketDialer connects to a server that the relay does not start. The end of the connection
 // does not end that server.
