@@ -35,8 +35,15 @@ func python(t *testing.T) string {
 	return ""
 }
 
-// adopted is the test server as a plugin folder of a harness.
-func (r *harness) adopted(name string) *Adoption {
+// adoption is that of the test server as the plugin demo. It takes listQuiet, and is the same in each
+// folder.
+var adoption struct {
+	sync.Mutex
+	*Adoption
+}
+
+// adopted is the test server as the plugin demo of a harness.
+func (r *harness) adopted() *Adoption {
 	r.t.Helper()
 	script, err := filepath.Abs("testdata/server.py")
 	if err != nil {
@@ -46,24 +53,28 @@ func (r *harness) adopted(name string) *Adoption {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	dir := r.folder(name, "{}", "")
+	dir := r.folder("demo", "{}", "")
 	if err := os.WriteFile(filepath.Join(dir, "server.py"), code, 0o644); err != nil {
 		r.t.Fatal(err)
 	}
-	a, err := Adopt(r.t.Context(), AdoptOptions{Name: name, Folder: dir, Command: []string{python(r.t), "./server.py"}, Private: r.h.o.Private, NoSandbox: r.h.o.NoSandbox})
-	if err != nil {
+	adoption.Lock()
+	defer adoption.Unlock()
+	if adoption.Adoption == nil {
+		adoption.Adoption, err = Adopt(r.t.Context(), AdoptOptions{Name: "demo", Folder: dir, Command: []string{python(r.t), "./server.py"}, Private: r.h.o.Private, NoSandbox: r.h.o.NoSandbox})
+		if err != nil {
+			r.t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, manifestFile), adoption.JSON, 0o644); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, manifestFile), a.JSON, 0o644); err != nil {
-		r.t.Fatal(err)
-	}
-	return a
+	return adoption.Adoption
 }
 
 func TestAdopt(t *testing.T) {
 	t.Parallel()
 	r := newHarness(t)
-	a := r.adopted("demo")
+	a := r.adopted()
 	if a.Server != "everything in python 2.1.0" || a.Manifest.Version != "2.1.0" {
 		t.Errorf("server %q, version %q", a.Server, a.Manifest.Version)
 	}
@@ -93,7 +104,7 @@ func TestAdopt(t *testing.T) {
 func TestAdoptedResults(t *testing.T) {
 	t.Parallel()
 	r := newHarness(t)
-	r.adopted("demo")
+	r.adopted()
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +159,7 @@ func blocks(content []json.RawMessage) (list [][]byte) {
 func TestAdoptedPrompts(t *testing.T) {
 	t.Parallel()
 	r := newHarness(t)
-	r.adopted("demo")
+	r.adopted()
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +221,7 @@ func (s *progressSession) Capabilities() json.RawMessage { return nil }
 func TestAdoptedProgress(t *testing.T) {
 	t.Parallel()
 	r := newHarness(t)
-	r.adopted("demo")
+	r.adopted()
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +240,7 @@ func TestAdoptedServerChanges(t *testing.T) {
 	r := newHarness(t)
 	log := &kernel.MemoryLog{}
 	r.h.o.Log = log
-	r.adopted("demo")
+	r.adopted()
 	if _, err := r.h.Load(t.Context(), "demo"); err != nil {
 		t.Fatal(err)
 	}
