@@ -89,7 +89,7 @@ type plugin struct {
 	due          map[*ticket]struct{} // whose status is to change
 }
 
-// Serve serves one connection to the relay until it or ctx ends.
+// Serve serves one connection to the relay until it or ctx ends. It closes the connection.
 func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 	p := &plugin{
 		cfg: cfg, events: make(chan event, maxQueue), consents: make(chan []string, 1), ended: make(chan string, 1), overflow: make(chan struct{}, 1),
@@ -98,7 +98,9 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 	p.srv = jrpc2.NewServer(p.methods(), &jrpc2.ServerOptions{AllowPush: true, Concurrency: 4})
 	p.srv.Start(channel.Line(conn, conn))
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(ctx, p.srv.Stop)
+	// Not p.srv.Stop: a message that arrives at that moment makes jrpc2 panic, and this goroutine is one
+	// of the relay's.
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	done := make(chan struct{})
 	go func() {

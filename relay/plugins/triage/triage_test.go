@@ -3,7 +3,9 @@ package triage
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -307,4 +309,33 @@ func TestRetries(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// lateConn is a connection on which a message arrives when it is closed.
+type lateConn struct {
+	closed  chan struct{}
+	once    sync.Once
+	message io.Reader
+}
+
+func (c *lateConn) Read(b []byte) (int, error) {
+	<-c.closed
+	return c.message.Read(b)
+}
+
+func (c *lateConn) Write(b []byte) (int, error) { return len(b), nil }
+
+func (c *lateConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	return nil
+}
+
+// A message that arrives while the plugin ends is no panic.
+func TestMessageAtTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := &lateConn{closed: make(chan struct{}), message: strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n")}
+	if err := Serve(ctx, c, Config{}); err != nil && !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
 }
