@@ -64,6 +64,7 @@ type lineChannel struct {
 	onNotification func(method string, params json.RawMessage)
 
 	sendErr   error         // of an earlier Send: part of a message may be out. Only Send uses it
+	isBroken  atomic.Bool   // there is a sendErr
 	isClosing atomic.Bool   // Send does not wait any more
 	sendSlot  chan struct{} // capacity 1: held by a Send
 	readAhead atomic.Int64  // bytes that were read since the last Send ended
@@ -101,13 +102,23 @@ func (l *lineChannel) Send(b []byte) error {
 	if l.isClosing.Load() { // checked after the deadline was set: abortSend may have been called before
 		l.abortSend()
 	}
-	if _, err := l.out.Write(append(b, '\n')); err != nil {
+	if n, err := l.out.Write(append(b, '\n')); err != nil {
 		l.sendErr = fmt.Errorf("it reads no messages: %w", err)
+		l.isBroken.Store(true)
 		l.abort()
+		if n > 0 {
+			return partlySentError{l.sendErr}
+		}
 		return l.sendErr
 	}
 	return nil
 }
+
+// partlySentError is the error of the Send that has written a part of its message.
+type partlySentError struct{ error }
+
+// notSentError is the error of a request of which nothing was sent, since the connection had ended.
+type notSentError struct{ error }
 
 // abortSend ends a Send that is waiting, and makes further ones fail at once.
 func (l *lineChannel) abortSend() {
@@ -235,11 +246,25 @@ func (c *conn) call(ctx context.Context, method string, params any) (json.RawMes
 	c.sentAt.Store(c.ch.messages.Load())
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
+		if c.isLost() && !wasSent(err) {
+			err = notSentError{err}
+		}
 		return nil, err
 	}
 	var raw json.RawMessage
 	err = rsp.UnmarshalResult(&raw)
 	return raw, err
+}
+
+// isLost reports whether nothing can be sent any more. That is so before ended is closed.
+func (c *conn) isLost() bool { return c.ch.isBroken.Load() || c.rpc.IsStopped() }
+
+// wasSent reports whether a part of the request was sent. Of a request that waited for its answer jrpc2
+// returns an error of its own or of the context, of others that of the channel.
+func wasSent(err error) bool {
+	var partly partlySentError
+	var rpc *jrpc2.Error
+	return errors.As(err, &partly) || errors.As(err, &rpc) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // initialize is the MCP handshake. version is the relay's. The relay announces no client

@@ -138,7 +138,7 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 		p.mu.Lock()
 		c, changed, in := p.conn, p.changed, time.Until(p.retryAt)
 		p.mu.Unlock()
-		if c != nil && !c.rpc.IsStopped() { // before c.ended is closed its calls have failed already
+		if c != nil && !c.isLost() {
 			return c, nil
 		}
 		if p.retired.Load() {
@@ -159,6 +159,24 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	}
 }
 
+// withConn runs f with the connection, and with the next one if nothing of its request was sent.
+func withConn[T any](ctx context.Context, p *Plugin, f func(c *conn) (T, error)) (T, error) {
+	p.active.Add(1)
+	defer p.active.Add(-1)
+	for {
+		c, err := p.waitConn(ctx)
+		if err != nil {
+			var none T
+			return none, err
+		}
+		v, err := f(c)
+		var notSent notSentError
+		if !errors.As(err, &notSent) {
+			return v, err
+		}
+	}
+}
+
 // internal is an error that is the plugin's fault: the kernel counts it, and
 // repeated ones open its breaker.
 func internal(reason, message string) *manifest.Error {
@@ -167,12 +185,11 @@ func internal(reason, message string) *manifest.Error {
 
 // Call implements kernel.Plugin.
 func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	p.active.Add(1)
-	defer p.active.Add(-1)
-	c, err := p.waitConn(ctx)
-	if err != nil {
-		return nil, err
-	}
+	return withConn(ctx, p, func(c *conn) (*kernel.Result, error) { return p.callOn(ctx, c, r) })
+}
+
+// callOn is Call with a connection.
+func (p *Plugin) callOn(ctx context.Context, c *conn, r *kernel.Request) (*kernel.Result, error) {
 	token, done := c.followProgress(ctx, r.Session)
 	defer done()
 	// traceparent is a header of W3C Trace Context, version 00: the caller's trace id and a new
@@ -207,16 +224,19 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 }
 
 // callError converts the error of a call: the caller's deadline, the end of the plugin, a
-// JSON-RPC error that the plugin answered with, or an internal error.
+// JSON-RPC error that the plugin answered with, or an internal error. A notSentError stays as it is.
 //
 // A JSON-RPC error other than an internal one is the plugin's answer. It becomes a result,
 // so that the kernel counts no fault and its breaker stays closed.
 func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) {
 	var rpc *jrpc2.Error
+	var notSent notSentError
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
-	case c.rpc.IsStopped():
+	case errors.As(err, &notSent):
+		return nil, err
+	case c.isLost():
 		err := internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
 		err.Outcome = manifest.OutcomeUnknown
 		if c.faulted.Swap(true) {
@@ -231,12 +251,11 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 
 // Read implements kernel.Reader. The plugin must answer with one content; a JSON-RPC error is a fault here, since a Reader has no other form for it.
 func (p *Plugin) Read(ctx context.Context, caller *kernel.Caller, uri string) ([]byte, error) {
-	p.active.Add(1)
-	defer p.active.Add(-1)
-	c, err := p.waitConn(ctx)
-	if err != nil {
-		return nil, err
-	}
+	return withConn(ctx, p, func(c *conn) ([]byte, error) { return p.readOn(ctx, c, caller, uri) })
+}
+
+// readOn is Read with a connection.
+func (p *Plugin) readOn(ctx context.Context, c *conn, caller *kernel.Caller, uri string) ([]byte, error) {
 	params := map[string]any{"uri": serverURI(p.manifest.Name, uri)}
 	callToken, end := c.bus.begin(ctx, caller, "")
 	defer end()

@@ -195,17 +195,15 @@ func (p *Plugin) complete(ctx context.Context, caller *kernel.Caller, params jso
 // ask sends a request to the server. An error that the server answered with is a
 // *kernel.RPCError.
 func (p *Plugin) ask(ctx context.Context, method string, params any) (json.RawMessage, error) {
-	c, err := p.waitConn(ctx)
-	if err != nil {
+	return withConn(ctx, p, func(c *conn) (json.RawMessage, error) {
+		raw, err := c.call(ctx, method, params)
+		if err == nil {
+			return raw, nil
+		}
+		res, err := callError(ctx, c, err)
+		if err == nil {
+			err = res.RPCError
+		}
 		return nil, err
-	}
-	raw, err := c.call(ctx, method, params)
-	if err == nil {
-		return raw, nil
-	}
-	res, err := callError(ctx, c, err)
-	if err == nil {
-		err = res.RPCError
-	}
-	return nil, err
+	})
 }

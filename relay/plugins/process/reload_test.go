@@ -11,12 +11,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 
+	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
 
@@ -160,6 +162,20 @@ type fakeServer struct {
 	isStopped    atomic.Bool  // it sends nothing, and its process is stopped
 	callTime     atomic.Int64 // of a call, in one thread
 	dies         atomic.Bool  // at a call
+	takes        atomic.Int64 // one more than the bytes that the connection takes of the next message; 0: all
+}
+
+// failingWriter fails as a pipe does whose reader has ended.
+type failingWriter struct {
+	net.Conn
+	takes *atomic.Int64
+}
+
+func (w failingWriter) Write(b []byte) (int, error) {
+	if n := w.takes.Swap(0); n > 0 {
+		return int(n) - 1, syscall.EPIPE
+	}
+	return w.Conn.Write(b)
 }
 
 func (f *fakeServer) dial(context.Context) (*lineChannel, error) {
@@ -208,7 +224,7 @@ func (f *fakeServer) dial(context.Context) (*lineChannel, error) {
 			}
 		}
 	}()
-	ch := newLineChannel(ours, ours, func() { _ = ours.Close() }, func() error { _ = ours.Close(); return nil })
+	ch := newLineChannel(ours, failingWriter{ours, &f.takes}, func() { _ = ours.Close() }, func() error { _ = ours.Close(); return nil })
 	ch.isStopped = f.isStopped.Load
 	return ch, nil
 }
@@ -344,6 +360,28 @@ func TestCallAfterLostConnection(t *testing.T) {
 			}
 			wg.Wait()
 			time.Sleep(stableAfter)
+		}
+	})
+}
+
+// TestCallNotSent: a call of which nothing was sent goes to the next connection, and no other one.
+func TestCallNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeServer{}
+		k, reasons := f.run(t)
+		for i := range 20 {
+			f.takes.Store(1)
+			if _, err := k.Call(t.Context(), &kernel.Request{Caller: all, Tool: "odd.do"}); err != nil {
+				t.Errorf("nothing was sent: %v", err)
+			}
+			if len(*reasons) != i+1 {
+				t.Errorf("restarts: %q", *reasons)
+			}
+			time.Sleep(stableAfter + time.Second) // no ping comes just now
+		}
+		f.takes.Store(2)
+		if _, err := k.Call(t.Context(), &kernel.Request{Caller: all, Tool: "odd.do"}); manifest.AsError(err).Outcome != manifest.OutcomeUnknown {
+			t.Errorf("one byte was sent: %v", err)
 		}
 	})
 }

@@ -184,6 +184,9 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 	}
 	if err != nil {
 		hasEnded := c.hasEnded()
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			ch.abort() // it would not react to the end of its input, for which the caller has no time
+		}
 		c.close()
 		if status := ch.stop(); hasEnded && status != nil {
 			err = fmt.Errorf("%w (%w)", err, status)
