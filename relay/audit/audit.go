@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -150,9 +151,9 @@ func Open(o Options) (*Log, error) {
 
 // Write appends a record. It does not wait for the disk, and allocates nothing in the common case.
 // A record without a tenant is about a caller without a valid identity, and is counted in
-// refusals.jsonl.
+// refusals.jsonl; except that of a plugin, whose consent may be for all tenants or for none.
 func (l *Log) Write(r *kernel.Record) {
-	if r.Tenant == "" {
+	if r.Tenant == "" && !strings.HasPrefix(r.Actor, kernel.PluginActor) {
 		l.refusals.add(r)
 		return
 	}

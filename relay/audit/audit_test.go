@@ -571,6 +571,7 @@ func TestRefusals(t *testing.T) {
 		}
 		path := l.writer.refusals.path
 		l.Write(record("ci", 0))
+		l.Write(&kernel.Record{Actor: kernel.PluginActor + "notes", Decision: kernel.Denied, Reason: "consent"}) // no stranger
 		refuse("192.0.2.1", "", "no_token", 1000)
 		refuse("192.0.2.1", "enroll", "code_unknown", 2)
 		refuse("2001:db8:0:1::1", "", "invalid", 3)
@@ -611,7 +612,7 @@ func TestRefusals(t *testing.T) {
 		if len(lines) != maxRefusalAddresses+1 || total != 3*maxRefusalAddresses*12 {
 			t.Errorf("%d lines for %v refusals", len(lines), total)
 		}
-		if n := len(readLines(t, l.decisionsPath())); n != 2 || l.Stats().Refusals != 1009+3*maxRefusalAddresses*12 {
+		if n := len(readLines(t, l.decisionsPath())); n != 3 || l.Stats().Refusals != 1009+3*maxRefusalAddresses*12 {
 			t.Errorf("%d decisions, %+v", n, l.Stats())
 		}
 	})

@@ -208,6 +208,15 @@ func (bc *busConn) tenants() []string {
 	return bc.bus.o.Consent(bc.name(), bc.conn.plugin.digest)
 }
 
+// consent returns the tenants of the present consent, and a context that ends with it. The context is
+// read first: if the consent changes in between, the context has ended.
+func (bc *busConn) consent() (granted context.Context, tenants []string) {
+	bc.mu.Lock()
+	granted = bc.granted
+	bc.mu.Unlock()
+	return granted, bc.tenants()
+}
+
 // begin registers a call that the plugin is about to serve. The token that it returns is for the
 // plugin; it is "" if the plugin has no use for one.
 func (bc *busConn) begin(ctx context.Context, caller *kernel.Caller, trace string) (token string, end func()) {
@@ -250,13 +259,12 @@ var errRequestEnded = errors.New("the plugin that asked no longer waits")
 // rights returns the rights of a request that names the token of a call, or of one that names a
 // tenant. The caller must call cancel of a result without an error.
 func (bc *busConn) rights(token, tenant string) (r *busRights, err error) {
-	tenants := bc.tenants()
+	granted, tenants := bc.consent()
 	if len(tenants) == 0 {
 		return nil, errNoConsent
 	}
 	bc.mu.Lock()
-	call := bc.calls[token]
-	granted, depth := bc.granted, 0
+	call, depth := bc.calls[token], 0
 	for _, c := range bc.calls {
 		depth = max(depth, c.caller.Depth)
 	}

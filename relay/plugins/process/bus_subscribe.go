@@ -45,7 +45,7 @@ type busEvent struct {
 // subscribe answers agentctl/subscribe with the id of the subscription, and the seq of the newest
 // event when it began.
 func (bc *busConn) subscribe(p *busParams) (any, error) {
-	tenants := bc.tenants()
+	granted, tenants := bc.consent()
 	switch {
 	case p.Meta.Call != "":
 		return nil, manifest.E(manifest.BadRequest, "a subscription outlives the call: leave out _meta")
@@ -56,7 +56,7 @@ func (bc *busConn) subscribe(p *busParams) (any, error) {
 	case (p.URI == "") == (len(p.Topics) == 0) || len(p.Topics) > 32:
 		return nil, manifest.E(manifest.BadRequest, "a subscription has 1 to 32 topics, or a uri")
 	case p.URI != "":
-		return bc.subscribeResource(p)
+		return bc.subscribeResource(p, granted)
 	case bc.bus.o.Events == nil:
 		return nil, &manifest.Error{Code: manifest.Internal, Reason: "storage", Message: "the relay has no event log now"}
 	}
@@ -74,11 +74,11 @@ func (bc *busConn) subscribe(p *busParams) (any, error) {
 	if slices.Contains(tenants, AllTenants) {
 		tenants = nil
 	}
-	return bc.subscribeTopics(p, tenants)
+	return bc.subscribeTopics(p, granted, tenants)
 }
 
 // subscribeTopics starts a subscription to topics in some tenants; nil: in all.
-func (bc *busConn) subscribeTopics(p *busParams, tenants []string) (any, error) {
+func (bc *busConn) subscribeTopics(p *busParams, granted context.Context, tenants []string) (any, error) {
 	last := bc.bus.o.Log.Last()
 	after := last
 	if p.After != nil {
@@ -91,7 +91,7 @@ func (bc *busConn) subscribeTopics(p *busParams, tenants []string) (any, error) 
 			return nil, err
 		}
 	}
-	id, err := bc.start(func(s *subscription) {
+	id, err := bc.start(granted, func(s *subscription) {
 		err := bc.bus.o.Events.Follow(s.ctx, after, tenants, func(topic string, e *kernel.Event) error {
 			// An event without a tenant is the relay's, which no consent covers.
 			if e.Tenant == "" || slices.Contains(adminTopics, topic) || !covers(p.Topics, topic) {
@@ -109,7 +109,7 @@ func (bc *busConn) subscribeTopics(p *busParams, tenants []string) (any, error) 
 }
 
 // subscribeResource starts a subscription to the changes of a resource.
-func (bc *busConn) subscribeResource(p *busParams) (any, error) {
+func (bc *busConn) subscribeResource(p *busParams, granted context.Context) (any, error) {
 	if !covers(bc.declared().Subscribe, p.URI) || isControl(p.URI) {
 		return nil, &manifest.Error{Code: manifest.SafetyDenied, Reason: "manifest", ShowReason: true, Message: "plugin.json does not ask for this resource under bus.subscribe"}
 	}
@@ -128,7 +128,7 @@ func (bc *busConn) subscribeResource(p *busParams) (any, error) {
 		release()
 		return nil, &manifest.Error{Code: manifest.RateLimited, Reason: "subscriptions", Message: "the relay has as many subscriptions as it can"}
 	}
-	id, err := bc.start(func(s *subscription) {
+	id, err := bc.start(granted, func(s *subscription) {
 		defer release()
 		defer changes.Close()
 		for {
@@ -151,8 +151,9 @@ func (bc *busConn) subscribeResource(p *busParams) (any, error) {
 	return map[string]any{"subscription": id, "seq": bc.bus.o.Log.Last()}, err
 }
 
-// start runs a subscription in a goroutine that close waits for.
-func (bc *busConn) start(run func(*subscription)) (id string, err error) {
+// start runs a subscription in a goroutine that close waits for. granted ends with the consent that
+// was checked for it, which may have changed since.
+func (bc *busConn) start(granted context.Context, run func(*subscription)) (id string, err error) {
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
 	switch {
@@ -163,7 +164,6 @@ func (bc *busConn) start(run func(*subscription)) (id string, err error) {
 	}
 	bc.lastSub++
 	s := &subscription{id: strconv.Itoa(bc.lastSub)}
-	granted := bc.granted
 	s.ctx, s.cancel = context.WithCancel(granted)
 	bc.subs[s.id] = s
 	bc.wg.Go(func() {

@@ -20,7 +20,10 @@ import (
 )
 
 // memoryEvents is Events of a MemoryLog that tests append to.
-type memoryEvents struct{ log *kernel.MemoryLog }
+type memoryEvents struct {
+	log     *kernel.MemoryLog
+	onSeqAt *func()
+}
 
 func (m memoryEvents) Follow(ctx context.Context, after uint64, tenants []string, fn func(string, *kernel.Event) error) error {
 	for {
@@ -43,7 +46,12 @@ func (m memoryEvents) Follow(ctx context.Context, after uint64, tenants []string
 	}
 }
 
-func (m memoryEvents) SeqAt(context.Context, time.Duration) (uint64, error) { return 0, nil }
+func (m memoryEvents) SeqAt(context.Context, time.Duration) (uint64, error) {
+	if fn := *m.onSeqAt; fn != nil {
+		fn()
+	}
+	return 0, nil
+}
 
 // busHarness is a kernel with plugins that are functions of the test.
 type busHarness struct {
@@ -52,6 +60,8 @@ type busHarness struct {
 	h   *Host
 	bus *Bus
 	log *kernel.MemoryLog
+	// onSeqAt runs while a subscription with since_s reads the log; nil: nothing. Set it before.
+	onSeqAt func()
 
 	mu       sync.Mutex // protects the fields below
 	consents map[string][]string
@@ -66,7 +76,7 @@ func newBusHarness(t *testing.T, plugins ...*busPlugin) *busHarness {
 		defer r.mu.Unlock()
 		r.records = append(r.records, rec)
 	}})
-	r.bus = NewBus(BusOptions{Kernel: r.k, Log: r.log, Events: memoryEvents{r.log}, Consent: func(plugin, digest string) []string {
+	r.bus = NewBus(BusOptions{Kernel: r.k, Log: r.log, Events: memoryEvents{r.log, &r.onSeqAt}, Consent: func(plugin, digest string) []string {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.consents[plugin+" "+digest]
@@ -431,6 +441,27 @@ func TestBusEvents(t *testing.T) {
 	}
 	if got := ask(ctx, srv, "append", map[string]any{"type": "notes.added"}); got != "E_SAFETY_DENIED consent" {
 		t.Errorf("without consent: %s", got)
+	}
+}
+
+// A consent that is withdrawn while a subscription begins ends it.
+func TestConsentEndsWhileSubscribing(t *testing.T) {
+	p := &busPlugin{name: "notes", bus: `{"subscribe": ["alert"]}`, notify: make(chan string, 64)}
+	r := newBusHarness(t, p)
+	r.allow(p, "default")
+	r.onSeqAt = func() { r.allow(p) }
+	if got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}, "since_s": 60}); got != `{"seq":0,"subscription":"1"}` {
+		t.Fatalf("subscribe: %s", got)
+	}
+	for deadline := time.After(5 * time.Second); ; {
+		select {
+		case got := <-p.notify:
+			if got == `ended {"reason":"the consent was changed","subscription":"1"}` {
+				return
+			}
+		case <-deadline:
+			t.Fatal("the subscription goes on without a consent")
+		}
 	}
 }
 
