@@ -74,19 +74,28 @@ func (c consents) Show(name string) (*control.PluginBus, error) {
 	if err != nil {
 		return nil, err
 	}
+	return c.describe(p), nil
+}
+
+// describe is what a plugin asks for, with the decision on it.
+func (c consents) describe(p *process.Consentable) *control.PluginBus {
 	list := func(s []string) []string { return append([]string{}, s...) }
 	tenants := c.r.consent(p.Name, p.Digest)
 	out := &control.PluginBus{Name: p.Name, Version: p.Version, Digest: p.Digest, Call: list(p.Bus.Call), Read: list(p.Bus.Read),
 		Subscribe: list(p.Bus.Subscribe), Append: list(p.Bus.Append), Allowed: len(tenants) > 0, Tenants: list(tenants)}
-	if d, ok := c.r.store.Consent(name); ok && out.Allowed {
+	if d, ok := c.r.store.Consent(p.Name); ok && out.Allowed {
 		out.By, out.AtMS = d.Actor, d.AtMS
 	}
-	return out, nil
+	return out
 }
 
 // Set implements control.Consents.
 func (c consents) Set(ctx context.Context, name, digest string, tenants []string, actor string) (*control.PluginBus, error) {
 	p, err := c.r.processes.Consentable(name)
+	if d, ok := c.r.store.Consent(name); err != nil && ok && len(tenants) == 0 {
+		// The version that runs has its consent until it is taken back, whatever has become of the folder.
+		p, err = &process.Consentable{Name: name, Digest: d.Digest}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +117,7 @@ func (c consents) Set(ctx context.Context, name, digest string, tenants []string
 		return nil, err
 	}
 	c.r.bus.Refresh(name)
-	return c.Show(name)
+	return c.describe(p), nil
 }
 
 // pluginTopic returns the topic of an event that a plugin appended: plugin/NAME.

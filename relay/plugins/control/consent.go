@@ -28,7 +28,8 @@ type PluginBus struct {
 type Consents interface {
 	Show(name string) (*PluginBus, error)
 	// Set allows a plugin what its manifest asks for, in some tenants; without tenants it takes the
-	// consent back. The manifest must have the digest, unless that is "".
+	// consent back, also of a plugin whose manifest cannot be read. The manifest must have the digest,
+	// unless that is "".
 	Set(ctx context.Context, name, digest string, tenants []string, actor string) (*PluginBus, error)
 }
 
@@ -72,10 +73,10 @@ func (p *Plugin) setConsent(ctx context.Context, r *kernel.Request, a *args, act
 		return nil, errNoConsents
 	}
 	now, err := p.opt.Consents.Show(a.Name)
-	if err != nil {
+	switch {
+	case err != nil && action == "allow":
 		return nil, err
-	}
-	if a.Digest == "" {
+	case err == nil && a.Digest == "":
 		a.Digest = now.Digest // the one that the event names
 	}
 	err = p.change(ctx, r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name, Digest: a.Digest, Tenants: a.Tenants}, func() (err error) {
