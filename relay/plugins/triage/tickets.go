@@ -22,6 +22,9 @@ type tenant struct {
 // key is what there is one ticket for.
 type key struct{ node, rule string }
 
+// skipKey is what there is one triage.skipped for, once in skippedInterval. node is "" for a tenant.
+type skipKey struct{ tenant, node string }
+
 // ticket is a ticket of the plugin.
 type ticket struct {
 	tenant *tenant
@@ -196,16 +199,21 @@ func (t *tenant) follow(e *event) {
 func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
 	k := key{a.NodeID, cmp.Or(a.RuleID, a.Metric)}
 	if t.open(k.node) >= maxOpen {
-		p.skip(ctx, t.name, k)
+		p.skip(ctx, t.name, k.node, map[string]any{"rule": k.rule, "open_tickets": maxOpen})
 		return
 	}
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s %s %d", k.node, k.rule, e.Seq))
 	var out struct{ Ticket row }
-	if p.call(ctx, t.name, "create", map[string]any{
+	err := p.call(ctx, t.name, "create", map[string]any{
 		"title": titlePrefix + k.rule, "body": a.String() + "\n\nThe plugin triage opened this ticket and resolves it when the alert clears.",
 		"node_id": k.node, "priority": p.priority(a), "idempotency_key": hex.EncodeToString(sum[:16]),
-	}, &out) == nil {
+	}, &out)
+	r, isRefusal := errors.AsType[*refusal](err)
+	switch {
+	case err == nil:
 		t.add(k, &out.Ticket)
+	case isRefusal && r.Reason == "full": // tickets takes no more in this tenant, of whatever board
+		p.skip(ctx, t.name, "", map[string]any{"rule": k.rule, "node_id": k.node, "reason": "full"})
 	}
 }
 
@@ -214,25 +222,26 @@ func (p *plugin) priority(a *alert) string {
 	return cmp.Or(p.cfg.Priorities[cmp.Or(a.RuleID, a.Metric)], p.cfg.Priorities[a.Level], defaultPriorities[a.Level], "normal")
 }
 
-// skip says in an event that an alert has no ticket, for each board once in a while.
-func (p *plugin) skip(ctx context.Context, tenant string, k key) {
-	if time.Since(p.skipped[k.node]) < skippedInterval {
+// skip says in an event that an alert has no ticket: for each board once in a while, or for a whole
+// tenant if node is "".
+func (p *plugin) skip(ctx context.Context, tenant, node string, payload map[string]any) {
+	k := skipKey{tenant, node}
+	if time.Since(p.skipped[k]) < skippedInterval {
 		return
 	}
-	for node, at := range p.skipped {
+	for k, at := range p.skipped {
 		if time.Since(at) >= skippedInterval {
-			delete(p.skipped, node)
+			delete(p.skipped, k)
 		}
 	}
-	p.skipped[k.node] = time.Now()
-	_, _ = p.ask(ctx, "append", map[string]any{"type": "triage.skipped", "tenant": tenant, "aggregate_id": k.node,
-		"payload": map[string]any{"rule": k.rule, "open_tickets": maxOpen}})
+	p.skipped[k] = time.Now()
+	_, _ = p.ask(ctx, "append", map[string]any{"type": "triage.skipped", "tenant": tenant, "aggregate_id": node, "payload": payload})
 }
 
 // raiseAgain comments on a ticket whose alert was raised again, and opens it if it was resolved.
 func (p *plugin) raiseAgain(ctx context.Context, tk *ticket, a *alert) {
 	if !tk.isOpen() && tk.tenant.open(tk.key.node) >= maxOpen {
-		p.skip(ctx, tk.tenant.name, tk.key)
+		p.skip(ctx, tk.tenant.name, tk.key.node, map[string]any{"rule": tk.key.rule, "open_tickets": maxOpen})
 		return
 	}
 	tk.want(p, "open")

@@ -46,7 +46,7 @@ const (
 	maxOpen         = 32               // open tickets of a board
 	commentInterval = 10 * time.Minute // between comments of a ticket
 	changeInterval  = time.Minute      // between changes of its status, for an alert that flaps
-	skippedInterval = time.Hour        // between events about alerts without a ticket, of a board
+	skippedInterval = time.Hour        // between events about alerts without a ticket, of a board or tenant
 
 	maxQueue   = 1024 // events that wait; with more the plugin subscribes again later
 	maxTracked = 4096 // tickets of a tenant in memory before finished ones are forgotten
@@ -85,15 +85,15 @@ type plugin struct {
 	last         uint64 // seq of the newest event that was handled or skipped
 	replayed     uint64 // events up to here happened before the connection
 	tenants      map[string]*tenant
-	skipped      map[string]time.Time // by board: when triage.skipped was appended
-	due          map[*ticket]struct{} // whose status is to change
+	skipped      map[skipKey]time.Time // when triage.skipped was appended
+	due          map[*ticket]struct{}  // whose status is to change
 }
 
 // Serve serves one connection to the relay until it or ctx ends. It closes the connection.
 func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 	p := &plugin{
 		cfg: cfg, events: make(chan event, maxQueue), consents: make(chan []string, 1), ended: make(chan string, 1), overflow: make(chan struct{}, 1),
-		tenants: make(map[string]*tenant), skipped: make(map[string]time.Time), due: make(map[*ticket]struct{}),
+		tenants: make(map[string]*tenant), skipped: make(map[skipKey]time.Time), due: make(map[*ticket]struct{}),
 	}
 	p.srv = jrpc2.NewServer(p.methods(), &jrpc2.ServerOptions{AllowPush: true, Concurrency: 4})
 	p.srv.Start(channel.Line(conn, conn))

@@ -28,6 +28,7 @@ type fakeRelay struct {
 	log     []map[string]any
 	calls   []string
 	fail    int // requests that are refused with E_RATE_LIMITED
+	isFull  bool
 	subs    int
 }
 
@@ -133,6 +134,9 @@ func (r *fakeRelay) answer(_ context.Context, req *jrpc2.Request) (any, error) {
 		}
 		return answer(map[string]any{"tickets": list})
 	case "agentctl/call tickets.create":
+		if r.isFull {
+			return nil, &jrpc2.Error{Code: -32000, Data: json.RawMessage(`{"code":"E_RATE_LIMITED","reason":"full"}`)}
+		}
 		for _, t := range r.tickets {
 			if t.keys == a.IdempotencyKey {
 				return answer(map[string]any{"ticket": t.row})
@@ -280,6 +284,25 @@ func TestBoundOfABoard(t *testing.T) {
 		if n := len(r.tickets); n != maxOpen+2 {
 			t.Errorf("%d tickets after one was resolved", n)
 		}
+		stop()
+	})
+}
+
+// When a tenant has as many tickets as it may, one event says that alerts have none.
+func TestFullTenant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t, isFull: true}
+		stop := r.start(Config{})
+		for range 2 {
+			r.alert("raised", "n1", "full")
+			r.alert("raised", "n2", "full")
+		}
+		if got := fmt.Sprint(r.calls[2:]); got != "[call tickets.create append triage.skipped call tickets.create call tickets.create call tickets.create]" {
+			t.Error(got)
+		}
+		r.isFull = false
+		r.alert("raised", "n1", "full")
+		r.want("n1 Alert full open normal 0")
 		stop()
 	})
 }
