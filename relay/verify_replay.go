@@ -18,6 +18,7 @@ import (
 //	2. rebuild the state up to the last of these events, twice, one after the other
 //	3. compare both; then compare the live state with the rebuilt one at the first of these events,
 //	   and where it differs with the states after each later event
+//	4. check the hashes of the events, since two rebuilds from a changed log are the same
 //
 // What differs is looked at again from the start: retention may have removed events meanwhile. Only
 // what differs each time is reported. In memory are at most one rebuilt state and the digests of
@@ -39,6 +40,8 @@ type Replayed struct {
 	// Differences are what is not the same, at most 100; Total counts all.
 	Differences []Difference `json:"differences"`
 	Total       int          `json:"total_differences"`
+	// Faults are where the hashes show that the log was changed, at most one for each tenant.
+	Faults []eventlog.Fault `json:"faults"`
 }
 
 // Difference is a ticket, board or agent whose states differ.
@@ -52,7 +55,8 @@ type Difference struct {
 }
 
 // VerifyReplay rebuilds tickets and presence from the event log of a state directory twice, and
-// compares both, and the state of the relay that runs there, if one does. It writes nothing.
+// compares both, and the state of the relay that runs there, if one does. It checks the hashes of the
+// events that it rebuilds from. It writes nothing.
 func VerifyReplay(ctx context.Context, stateDir string) (*Replayed, error) {
 	var previous map[Difference]bool
 	for attempt := 1; ; attempt++ {
@@ -121,6 +125,11 @@ func verifyReplay(ctx context.Context, stateDir string) (*Replayed, []Difference
 		}
 		found = append(found, differ...)
 	}
+	hashes, err := log.Verify(ctx, eventlog.VerifyOptions{Class: eventlog.ClassState})
+	if err != nil {
+		return nil, nil, err
+	}
+	res.Faults = append([]eventlog.Fault{}, hashes.Faults...)
 	return res, found, nil
 }
 

@@ -45,7 +45,8 @@ Old events are removed by age and size. The state they led to is in ticket.snaps
 ticket.comments events and in the latest presence events.
 
 --verify rebuilds the state (tickets, and who is online) twice from the log and compares both, and the
-state of the relay if it runs there. The exit code is 1 if something differs, and the output names it.`,
+state of the relay if it runs there. It checks the hashes of the events that it rebuilds from. The exit
+code is 1 if something differs or a hash does not fit, and the output names it.`,
 		Example: `  agentctl events replay
   agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson
   agentctl events replay --verify`,

@@ -31,7 +31,10 @@ func verifyReplay(cmd *cobra.Command, out *output, dir string) error {
 	if err := out.print(cmd, res, func() error { return printReplayed(cmd.OutOrStdout(), res, dir) }); err != nil {
 		return err
 	}
-	if res.Total == 0 {
+	switch {
+	case len(res.Faults) > 0:
+		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s", &res.Faults[0], stateDirHint(cmd))
+	case res.Total == 0:
 		return nil
 	}
 	first := res.Differences[0]
@@ -52,6 +55,11 @@ func printReplayed(w io.Writer, res *relay.Replayed, dir string) error {
 	}
 	fmt.Fprintf(w, "State      after event %d: %d tickets, %d boards and agents\n", res.Seq, res.Tickets, res.Presences)
 	fmt.Fprintf(w, "Rebuilt    twice from the log: %s\n", verdict("rebuilds"))
+	if n := len(res.Faults); n > 0 {
+		fmt.Fprintf(w, "Hashes     the log was changed in %d of its chains\n", n)
+	} else {
+		fmt.Fprintln(w, "Hashes     they fit the events")
+	}
 	if res.Live {
 		fmt.Fprintf(w, "Live       the relay of process %d: %s\n", res.PID, verdict("live"))
 	} else {

@@ -54,7 +54,8 @@ HTTP, for a relay behind a TLS proxy, whose address --trusted-proxy names: limit
 count the proxy's clients.
 
 On SIGHUP (systemctl reload) it reads the certificate, --allow-origin-file and the files of the
-event gateway's tokens again; what is bad stays as it was.
+event gateway's tokens again, and reloads the plugins whose plugin.json or program has changed; what
+is bad stays as it was.
 
 Tickets, the directory of boards and agents, and the control plane are built in. Your own plugins
 are folders in --plugin-dir.`,
