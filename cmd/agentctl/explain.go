@@ -147,6 +147,8 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 			return exitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
 		}
 		return exitUnauthorized, "; mint one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
+	case e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "ask its operator"): // a rule of the stage acl
+		return exitUnauthorized, ""
 	case e.Code == manifest.SafetyDenied:
 		return exitUnauthorized, "; see your nodes with: agentctl ls"
 	case e.Code == manifest.NodeOffline:
