@@ -27,6 +27,7 @@ func TestExplain(t *testing.T) {
 		{"ls", &client.Error{Status: 401, Code: manifest.SafetyDenied, Message: "no token"}, exitUnauthorized, "--token-file"},
 		{"call x", &client.Error{Status: 503, Code: manifest.NodeOffline, Message: "attic", TraceID: "ab"}, exitOffline, "agentctl ls (trace ab)"},
 		{"call x", &client.Error{Status: 403, Code: manifest.SafetyDenied, Message: "an access rule of this relay refuses this request; ask its operator", TraceID: "ab"}, exitUnauthorized, "ask its operator (trace ab)"},
+		{"plugin reload x", &client.Error{Status: 400, Code: manifest.BadRequest, Message: "tools[1].capability", TraceID: "ab"}, exitFailure, "tools[1].capability (trace ab)"},
 		{"call x", &client.Error{Status: 502}, exitFailure, "HTTP 502 without an agentctl error; is this an agentctl relay?"},
 		{"call x", &client.StreamClosedError{Code: sse.DeviceOffline}, exitOffline, "went offline"},
 		{"call x", context.DeadlineExceeded, exitTimeout, "--for"},

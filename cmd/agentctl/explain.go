@@ -106,6 +106,9 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 		code, next = explainTicketAnswer(e)
 	default:
 		code, next = explainRelayAnswer(e)
+		if group(cmd) == "plugin" && e.Code == manifest.BadRequest { // it may name a tool of plugin.json
+			next = ""
+		}
 		if name := contextOf(cmd); name != "" && e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "token was revoked") {
 			next = "; that is the token of context " + name + ": get a new line to paste on the relay's machine: agentctl invite --agent NAME, then: agentctl login URL CODE --context " + name
 		}

@@ -282,7 +282,7 @@ func (p *Plugin) notifyChanged(uri string) {
 }
 
 // callerError returns the error that a caller sees: administrators see the text of every
-// error, in printable ASCII and of bounded length.
+// error, on one line, in printable ASCII and of bounded length.
 func callerError(err error) error {
 	var e *manifest.Error
 	if errors.As(err, &e) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -293,9 +293,12 @@ func callerError(err error) error {
 			return '?'
 		}
 		return r
-	}, err.Error())
+	}, listOnOneLine.Replace(err.Error()))
 	return &manifest.Error{Code: manifest.BadRequest, Message: text[:min(len(text), 500)], Reason: "control"}
 }
+
+// listOnOneLine joins the lines of an error that lists problems, such as those of a manifest.
+var listOnOneLine = strings.NewReplacer(":\n  ", ": ", "\n  ", "; ")
 
 // Change is the payload of an event of the control plane.
 type Change struct {
