@@ -115,8 +115,13 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 			return err
 		}
 	}
+	// The folder that a link leads to may be one that only root finds, as that of a DynamicUser= is.
+	private, err := filepath.EvalSymlinks(a.stateDir)
+	if err != nil {
+		return err
+	}
 	o := process.AdoptOptions{Name: a.name, Folder: a.stage, Command: m.Command, Env: m.Env, Sandbox: m.Sandbox,
-		Private: []string{a.stateDir}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: ownerOf(a.stateDir)}
+		Private: []string{private}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: ownerOf(a.stateDir)}
 	found, err := process.Adopt(cmd.Context(), o)
 	if err != nil {
 		return a.explain(err)

@@ -34,6 +34,8 @@ type adoptReport struct {
 	Written   bool                    `json:"written"`
 	Loaded    bool                    `json:"loaded"`
 
+	isPackaged bool // the plugin is one of the packaged relay
+
 	where string // flags of the next commands
 }
 
@@ -48,7 +50,7 @@ func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 	m := found.Manifest
 	r := &adoptReport{Name: m.Name, Version: m.Version, Server: found.Server, Protocol: found.Protocol, Path: filepath.Join(a.folder, "plugin.json"),
 		Command: m.Command, Tools: []adoptedTool{}, Resources: len(m.Resources), Templates: len(m.ResourceTemplates), Prompts: []string{},
-		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, where: cmp.Or(a.relay.tokenFile, "operator.token")}
+		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, where: cmp.Or(a.relay.tokenFile, "operator.token"), isPackaged: a.pluginDir == packagedPlugins}
 	for _, t := range m.Tools {
 		r.Tools = append(r.Tools, adoptedTool{t.Name, scopeOf(t.Capability), t.Digest})
 	}
@@ -97,9 +99,12 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 		if r.Loaded {
 			fmt.Fprintf(&b, "Loaded it; undo it with: agentctl plugin unload %s --token-file %s\n", r.Name, r.where)
 		} else {
+			if r.isPackaged {
+				fmt.Fprintf(&b, "The packaged relay starts no interpreters itself. Make it a service with: systemctl enable --now agentctl-relay-plugin@%s.socket\n", r.Name)
+			}
 			fmt.Fprintf(&b, "Load it with: agentctl plugin load %s --token-file %s\n", r.Name, r.where)
 		}
-		fmt.Fprintf(&b, "Who may use it needs its scopes: agentctl token create --class agent --scope %s\n", strings.Join(r.Scopes, " --scope "))
+		fmt.Fprintf(&b, "Who may use it needs its scopes: agentctl token create --class agent --add-scope %s\n", strings.Join(r.Scopes, " --add-scope "))
 	}
 	_, err := io.WriteString(cmd.OutOrStdout(), term.SafeText(b.String()))
 	return err

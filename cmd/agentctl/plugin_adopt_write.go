@@ -7,11 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
@@ -32,7 +34,8 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 	if err := atomicfile.MkdirAll(a.pluginDir, 0o755); err != nil {
 		return err
 	}
-	if a.stage, err = os.MkdirTemp(a.pluginDir, ".adopt-"); err != nil {
+	removeStaleStages(a.pluginDir)
+	if a.stage, err = os.MkdirTemp(a.pluginDir, stagePrefix); err != nil {
 		return err
 	}
 	if err := os.Chmod(a.stage, 0o755); err != nil {
@@ -50,12 +53,66 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 			return err
 		}
 		m.Command = slices.Insert(m.Command, 1, command[1])
+		if err := giveTo(ownerOf(a.pluginDir), a.stage); err != nil {
+			return err
+		}
 	} else if m.Command, read, err = process.CompleteCommand(m.Command); err != nil {
 		return exit(exitUsage, "%w", err)
 	}
 	for _, path := range read {
 		if !slices.Contains(m.Sandbox.Write, path) {
 			addPath(&m.Sandbox.Read, path)
+		}
+	}
+	return nil
+}
+
+// A folder in which a server is installed, beside the plugins. One that is older than an
+// installation may take was left behind by a process that was killed.
+const (
+	stagePrefix = ".adopt-"
+	staleStage  = time.Hour
+)
+
+// removeStaleStages removes the folders that killed processes left behind.
+func removeStaleStages(pluginDir string) {
+	stages, _ := filepath.Glob(filepath.Join(pluginDir, stagePrefix+"*"))
+	for _, stage := range stages {
+		if st, err := os.Lstat(stage); err == nil && time.Since(st.ModTime()) > staleStage {
+			_ = os.RemoveAll(stage)
+		}
+	}
+}
+
+// giveTo makes a user the owner of dir, which this process made, and of all that is in it: as this
+// user the relay can replace and remove it later. nil is the user of this process. That user can
+// replace dir by another one meanwhile, so nothing is changed in one that this process did not
+// make, and a folder becomes the user's after all that is in it.
+func giveTo(user *syscall.Credential, dir string) error {
+	if user == nil {
+		return nil
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	if st, err := root.Stat("."); err != nil {
+		return err
+	} else if sys, ok := st.Sys().(*syscall.Stat_t); !ok || int(sys.Uid) != os.Geteuid() {
+		return fmt.Errorf("%s was replaced by another folder", dir)
+	}
+	var paths []string
+	err = fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, path := range slices.Backward(paths) {
+		if err := root.Lchown(path, int(user.Uid), int(user.Gid)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -121,10 +178,14 @@ func (a *adoption) install(manifest []byte) error {
 	server := filepath.Join(a.folder, process.NPMFolder)
 	if from := filepath.Join(a.stage, process.NPMFolder); a.stage != a.folder {
 		if _, err := os.Stat(from); err == nil {
-			if err := os.RemoveAll(server); err != nil {
+			// Two renames, because removing the old one takes longer: a process that is killed meanwhile
+			// would leave a part of it.
+			old := filepath.Join(a.stage, "old")
+			if err := os.Rename(server, old); err != nil && !errors.Is(err, os.ErrNotExist) {
 				return err
 			}
 			if err := os.Rename(from, server); err != nil {
+				_ = os.Rename(old, server)
 				return err
 			}
 		}

@@ -351,7 +351,7 @@ echo "AGENTCTL_PLUGIN_DIR=/var/lib/agentctl-relay/plugins" >> /etc/default/agent
 systemctl restart agentctl-relay
 relay plugin load notes > /tmp/refused 2>&1 || true
 check "a plugin where the relay can write does not run" exits 1 relay call notes.search word=hello
-check "and its log has the reason" until_true 5 sh -c "journalctl -u agentctl-relay -o cat --no-pager | grep -q 'plugins/notes/run: permission denied'"
+check "and the error says why" grep -q 'plugins/notes/run: permission denied' /tmp/refused
 rm -r $state/plugins
 sed -i '/^AGENTCTL_PLUGIN_DIR/d' /etc/default/agentctl-relay
 echo 'ARGS="--plugin notes"' >> /etc/default/agentctl-relay
@@ -449,6 +449,82 @@ check "unloaded, nothing of them runs" until_true 10 sh -c "! pgrep -f '[a]gentc
 systemctl disable --now agentctl-relay-plugin@hostile.socket agentctl-relay-plugin@shell.socket 2> /dev/null
 check "without its socket the relay would start it itself" test ! -e /run/agentctl-relay-plugins/shell.sock
 rm -r $plugins/shell $plugins/hostile
+
+say "# An adopted MCP server as a service"
+mkdir /srv/mcp; chmod 0755 /srv/mcp
+cat > /srv/mcp/server.js << 'SERVER'
+const fs = require('fs')
+const tools = ['hello', 'tries'].map(name => ({ name, description: 'Answers.', inputSchema: { type: 'object' }, annotations: { readOnlyHint: true } }))
+// tries lists what of the paths in tries.txt it can read, and whether it can write to its home.
+function tries() {
+  const can = fs.readFileSync('/srv/mcp/tries.txt', 'utf8').trim().split('\n').filter(path => {
+    try { fs.statSync(path).isDirectory() ? fs.readdirSync(path) : fs.readFileSync(path); return true } catch { return false }
+  })
+  fs.writeFileSync(process.env.HOME + '/data', 'x')
+  return `reads [${can}] as ${process.getuid()} with ${process.env.GREETING}`
+}
+require('readline').createInterface({ input: process.stdin }).on('line', line => {
+  const { id, method, params } = JSON.parse(line)
+  const results = {
+    initialize: () => ({ protocolVersion: params.protocolVersion, capabilities: { tools: {} }, serverInfo: { name: 'mcp', version: '1.0.0' } }),
+    'tools/list': () => ({ tools }),
+    'tools/call': () => ({ content: [{ type: 'text', text: params.name === 'tries' ? tries() : 'hello of ' + process.pid }] }),
+    ping: () => ({}),
+  }
+  if (id === undefined) return
+  const answer = results[method] ? { result: results[method]() } : { error: { code: -32601, message: 'unknown' } }
+  process.stdout.write(JSON.stringify({ jsonrpc: '2.0', id, ...answer }) + '\n')
+})
+SERVER
+cp server.py /srv/mcp/
+printf '%s\n' $state/relay.db $state/keys $state /var/lib/agentctl-relay/ /etc/agentctl /etc/shadow "/proc/$(main_pid agentctl-relay)/environ" > /srv/mcp/tries.txt
+chmod 0644 /srv/mcp/*
+adopted() { # NAME TOOL COMMAND...: TOOL answers with hello
+  local name=$1 tool=$2 pid unit=agentctl-relay-plugin@$1; shift 2
+  check "adopt $1" sh -c 'umask 077; exec "$@"' - agentctl plugin adopt "$name" --env GREETING=hello -- "$@"
+  check "its folder is root's, for all to read" is "root 755 root 644" "$(stat -c '%U %a' $plugins/"$name" $plugins/"$name"/plugin.json | tr '\n' ' ' | sed 's/ $//')"
+  agentctl token create --class agent --add-scope "$name:read" 2> /dev/null > /tmp/"$name".token
+  systemctl enable --now "$unit.socket" 2> /dev/null
+  check "it is loaded" relay plugin load "$name"
+  check "as a service" sh -c "agentctl plugin ls --relay https://127.0.0.1:8460 --token-file /tmp/admin.token | grep -q '^$name .* service'"
+  served() { agentctl call "$name.$tool" --relay https://127.0.0.1:8460 --token-file "/tmp/$name.token" | grep hello; }
+  check "it works" served
+  check "a token without its scope does not reach it" exits 4 agentctl call "$name.$tool" --relay https://127.0.0.1:8460 --token-file /tmp/agent.token
+  pid=$(main_pid "$unit"); kill -9 "$pid"
+  check "after kill -9 it is started again" until_true 10 served
+  check "plugin reload" relay plugin reload "$name"
+  check "it works after it" served
+  say "      memory: $(proc VmRSS - "$(pgrep -n -P "$(main_pid "$unit")")")"
+}
+remove_adopted() { # NAME
+  relay plugin unload "$1" > /dev/null
+  check "unloaded, it ends" until_true 10 sh -c "! systemctl -q is-active agentctl-relay-plugin@$1"
+  systemctl disable --now "agentctl-relay-plugin@$1.socket" 2> /dev/null
+  rm -r "${plugins:?}/$1"
+}
+if [ -e node ] && install -m 0755 node /usr/local/bin/node && node --version > /dev/null 2>&1; then
+  adopted viajs hello node /srv/mcp/server.js
+  agentctl call viajs.tries --relay https://127.0.0.1:8460 --token-file /tmp/viajs.token > /tmp/tries || true
+  say "      $(cat /tmp/tries)"
+  check "it reads nothing of the relay, and has the variables of its manifest" grep -q 'reads \[\] as [1-9][0-9]* with hello' /tmp/tries
+  check "its data is its own folder" test -s /var/lib/private/agentctl-relay-plugins/viajs/data
+  sed -i 's/Answers\./Answers differently./' /srv/mcp/server.js
+  relay plugin reload viajs > /dev/null
+  check "a tool that changes is withdrawn" exits 1 served
+  check "and plugin ls says so" sh -c "agentctl plugin ls --relay https://127.0.0.1:8460 --token-file /tmp/admin.token | grep -q 'viajs.hello is withdrawn'"
+  check "adopted again" agentctl plugin adopt viajs --again --relay https://127.0.0.1:8460 --token-file /tmp/admin.token
+  check "it works" served
+  remove_adopted viajs
+else
+  say "      no node runs here: not tried with it"
+fi
+if command -v python3 > /dev/null; then
+  adopted viapy text python3 /srv/mcp/server.py
+  remove_adopted viapy
+else
+  say "      no python3 is here: not tried with it"
+fi
+rm -r /srv/mcp
 check "notes is back" until_true 10 relay call notes.search word=hello
 check "no other process of a plugin is left" is "$(plugin_pid)" "$(pgrep -x run)"
 say "      memory: relay RSS $(proc VmRSS agentctl-relay), plugin $(proc VmRSS - "$(plugin_pid)")"

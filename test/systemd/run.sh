@@ -68,7 +68,10 @@ cp docs/examples/notes/plugin.json "$work/in/notes/"
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/notes/run" ./docs/examples/notes
 mv "$work"/dist/*.deb "$work/in/"
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$work/in/client" ./test/systemd/client
-cp test/systemd/inside.sh "$work/in/"
+cp test/systemd/inside.sh relay/plugins/process/testdata/server.py "$work/in/"
+# The container has no node. That of this machine is used if it runs there; an MCP server needs no
+# other file of its package.
+node=$(node -p process.execPath 2> /dev/null) && cp "$node" "$work/in/node" || true
 
 cat > "$work/agentctl-test.service" << 'UNIT'
 [Unit]

@@ -115,7 +115,8 @@ func Adopt(ctx context.Context, o AdoptOptions) (*Adoption, error) {
 		pm.Version = v
 	}
 	if err := a.readServer(ctx, c); err != nil {
-		return nil, &AdoptError{err, stderr.String()}
+		c.close() // stderr is complete then
+		return nil, &AdoptError{c.explain(ctx, err), stderr.String()}
 	}
 	if a.JSON, err = marshalManifest(pm); err != nil {
 		return nil, err
@@ -145,9 +146,20 @@ func startServer(ctx context.Context, o AdoptOptions, pm *PluginManifest, home s
 	c := newConn(p, line)
 	if err := c.initialize(ctx, o.Version); err != nil {
 		c.close()
-		return nil, err
+		return nil, c.explain(ctx, err)
 	}
 	return c, nil
+}
+
+// explain returns why a request to a server failed, after close: err, unless the connection ended.
+func (c *conn) explain(ctx context.Context, err error) error {
+	if c.fault != nil {
+		return c.fault
+	}
+	if errors.Is(err, context.Canceled) && ctx.Err() == nil { // jrpc2 cancels what is in flight
+		return errors.New("it ended before it answered")
+	}
+	return err
 }
 
 // readServer reads the lists of the server into the manifest, again while they change.
@@ -182,7 +194,7 @@ func (a *Adoption) readLists(ctx context.Context, c *conn) error {
 		if !l.has {
 			continue
 		}
-		items, err := c.list(ctx, l.method, l.list)
+		items, ignored, err := c.listCounting(ctx, l.method, l.list)
 		var rpc *jrpc2.Error
 		if errors.As(err, &rpc) && rpc.Code == jrpc2.MethodNotFound { // announced for another list
 			continue
@@ -194,6 +206,9 @@ func (a *Adoption) readLists(ctx context.Context, c *conn) error {
 		}
 		for _, raw := range items {
 			l.add(raw)
+		}
+		if ignored > 0 {
+			a.leaveOut(fmt.Sprintf("%d more of %s", ignored, l.list), fmt.Sprintf("a plugin has at most %d", kernel.MaxToolsPerPlugin))
 		}
 	}
 	m.FollowResources = caps.Resources != nil
@@ -227,10 +242,13 @@ func (a *Adoption) withoutCollisions(items []json.RawMessage) (kept []json.RawMe
 
 // ignore notes a tool that is left out on purpose, so that it is not reported as new later.
 func (a *Adoption) ignore(name string) {
-	if name == oneLine(name, 128) && name != "" && !slices.Contains(a.Manifest.Ignored, name) {
+	if canBeDeclared(name) && !slices.Contains(a.Manifest.Ignored, name) {
 		a.Manifest.Ignored = append(a.Manifest.Ignored, name)
 	}
 }
+
+// canBeDeclared reports whether a manifest can have a tool of this name.
+func canBeDeclared(name string) bool { return name != "" && name == oneLine(name, 128) }
 
 // addTool adds a tool of the server, or says why not. A tool of which nobody knows that it only
 // reads needs the scope to write.

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -307,11 +308,14 @@ func TestAdoptRefused(t *testing.T) {
 		return err
 	}
 	for want, command := range map[string][]string{
-		"does not answer initialize": {"/bin/sh", "-c", "echo gone wrong >&2; exit 3"},
-		"no such file":               {"/nonexistent/server"},
-		"neither an absolute path":   {"a/b"},
-		"not found":                  {"no-such-program-anywhere"},
-		"no tools, resources":        {"/bin/sh", "-c", `read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; cat >/dev/null`},
+		"it ended before it answered": {"/bin/sh", "-c", "read x; exit 3"},
+		"no such file":                {"/nonexistent/server"},
+		"neither an absolute path":    {"a/b"},
+		"not found":                   {"no-such-program-anywhere"},
+		"no tools, resources":         {"/bin/sh", "-c", `read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; cat >/dev/null`},
+		"of more than 4 MiB":          {"/bin/sh", "-c", "head -c 5000000 /dev/zero | tr '\\0' x"},
+		"not a JSON-RPC message":      {"/bin/sh", "-c", "echo '{nonsense'; cat >/dev/null"},
+		"before it answered":          {"/bin/sh", "-c", `read x; echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}}}}'; read x; read x`},
 	} {
 		if err := adopt(command...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", command, err, want)
@@ -333,6 +337,78 @@ func TestAdoptRefused(t *testing.T) {
 	}
 	if _, err := Adopt(t.Context(), AdoptOptions{Name: "kernel", Folder: dir, Command: []string{"/bin/true"}}); err == nil {
 		t.Error("the name kernel was accepted")
+	}
+}
+
+// Many servers print lines that are no messages; clients skip them. What a manifest cannot have of a
+// long list is reported, and nothing of it is reported as new later.
+func TestAdoptNoise(t *testing.T) {
+	r := newHarness(t)
+	dir := r.folder("odd", "{}", "")
+	server := strings.Replace(shellServer(`echo debug; echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[]}}'`), "while", "echo Starting...\nwhile", 1)
+	server = strings.ReplaceAll(server, `"capabilities":{}`, `"capabilities":{"tools":{}}`)
+	server = strings.ReplaceAll(server, `{"name":"odd.do"}`, `'$(seq -s, -f '{"name":"t%g","inputSchema":{"type":"object"}}' 300 | sed 's/"t2"/"t\\u0000"/')'`)
+	if err := os.WriteFile(filepath.Join(dir, "server"), []byte(server), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a, err := Adopt(t.Context(), AdoptOptions{Name: "odd", Folder: dir, Command: []string{"./server"}, Private: r.h.o.Private, NoSandbox: r.h.o.NoSandbox})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(a.LeftOut); n != 2 || a.LeftOut[1].Name != "44 more of tools" || len(a.Manifest.Tools) != kernel.MaxToolsPerPlugin-1 {
+		t.Errorf("%d tools, left out: %v", len(a.Manifest.Tools), a.LeftOut)
+	}
+	if err := os.WriteFile(filepath.Join(dir, manifestFile), a.JSON, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.load("odd"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: caller("odd:write"), Tool: "odd.t1"}); err != nil {
+		t.Error(err)
+	}
+	for _, line := range []string{"Starting...", "debug"} {
+		if r.logs.FilterMessage("plugin stdout").FilterField(zap.String("line", line)).Len() != 1 {
+			t.Errorf("the line %q is not in the log", line)
+		}
+	}
+	if n := r.logs.FilterMessage("plugin differs from its manifest").Len(); n != 0 {
+		t.Errorf("%d notes", n)
+	}
+}
+
+// Root adopts for the relay's user, who may not be able to enter the folder above the state directory:
+// so it is with DynamicUser=.
+func TestAdoptForUser(t *testing.T) {
+	if os.Geteuid() != 0 || sandbox.Available() != nil {
+		t.Skip("only root may adopt for others, and only in a sandbox")
+	}
+	dir, err := os.MkdirTemp("", "adopt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	closed := filepath.Join(dir, "closed")
+	state := filepath.Join(closed, "state")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(closed, 0o700), os.Mkdir(state, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	server := strings.ReplaceAll(shellServer(""), `"capabilities":{}`, `"capabilities":{"tools":{}}`)
+	server = strings.ReplaceAll(server, `"odd.do"`, `"do","inputSchema":{"type":"object"}`)
+	folder := filepath.Join(dir, "odd")
+	if err := errors.Join(os.Mkdir(folder, 0o755), os.WriteFile(filepath.Join(folder, "server"), []byte(server), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	adopt := func(read ...string) error {
+		_, err := Adopt(t.Context(), AdoptOptions{Name: "odd", Folder: folder, Command: []string{"./server"}, Sandbox: DeclaredSandbox{Read: read},
+			Private: []string{state}, User: &syscall.Credential{Uid: 65534, Gid: 65534}})
+		return err
+	}
+	if err := adopt(); err != nil {
+		t.Error(err)
+	}
+	if err := adopt(os.TempDir()); err == nil || !strings.Contains(err.Error(), "the relay keeps to itself") {
+		t.Errorf("it reads what contains the state directory: %v", err)
 	}
 }
 

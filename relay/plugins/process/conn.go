@@ -62,6 +62,9 @@ type lineChannel struct {
 
 	// onNotification handles notifications in their order; nil: jrpc2 gets them. Only Recv uses it.
 	onNotification func(method string, params json.RawMessage)
+	// onNoise gets lines that cannot be messages; nil: such a line ends the connection. Only Recv
+	// uses it.
+	onNoise func(line []byte)
 
 	sendErr   error         // of an earlier Send: part of a message may be out. Only Send uses it
 	isBroken  atomic.Bool   // there is a sendErr
@@ -148,11 +151,16 @@ func (l *lineChannel) notify(b []byte) bool {
 // Recv reads one message. While a Send waits, jrpc2 queues incoming messages without bound, so
 // after maxReadAhead Recv waits for the Send to end.
 //
-// Empty lines are skipped. A line longer than maxLine is an error, which ends the
+// Empty lines are skipped, and so is what an adopted server prints between its messages, as clients
+// of MCP do. It is no sign of life. A line longer than maxLine is an error, which ends the
 // connection. The result is a copy, since the scanner overwrites its buffer.
 func (l *lineChannel) Recv() ([]byte, error) {
 	for l.in.Scan() {
-		if b := l.in.Bytes(); len(b) > 0 {
+		if b := bytes.TrimSpace(l.in.Bytes()); len(b) > 0 {
+			if l.onNoise != nil && b[0] != '{' && b[0] != '[' {
+				l.onNoise(b)
+				continue
+			}
 			l.messages.Add(1)
 			if l.readAhead.Add(int64(len(b))+messageOverhead) > maxReadAhead {
 				l.sendSlot <- struct{}{}
@@ -165,8 +173,17 @@ func (l *lineChannel) Recv() ([]byte, error) {
 			return bytes.Clone(b), nil
 		}
 	}
+	if errors.Is(l.in.Err(), bufio.ErrTooLong) {
+		return nil, errTooLong
+	}
 	return nil, cmp.Or(l.in.Err(), io.EOF)
 }
+
+// What a server sent that ends its connection.
+var (
+	errTooLong    = fmt.Errorf("it sent a message of more than %d MiB", maxLine>>20)
+	errNotMessage = errors.New("it wrote a line to stdout that is not a JSON-RPC message")
+)
 
 // Close ends both directions.
 func (l *lineChannel) Close() error { return l.stop() }
@@ -181,6 +198,7 @@ type conn struct {
 	rpc     *jrpc2.Client
 	ch      *lineChannel
 	ended   chan struct{} // closed when nothing more will arrive
+	fault   error         // errTooLong or errNotMessage, if that ended it; set before ended is closed
 	version string        // of the protocol, as the plugin chose it
 	server  serverInfo    // set by initialize, as version
 	// listsChanged holds one signal: the server said that one of its lists has changed.
@@ -227,6 +245,9 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 	c.bus = p.bus.attach(c)
 	c.sentAt.Store(-1)
 	ch.onNotification = c.onNotification
+	if p.isAdopted() {
+		ch.onNoise = newNoiseLogger(p.log)
+	}
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnCallback: c.onRequest,
 		// jrpc2 calls OnCancel when the context of a call ends before its answer. The plugin may
@@ -235,7 +256,14 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 			_ = cli.Notify(context.Background(), "notifications/cancelled",
 				map[string]any{"requestId": json.RawMessage(rsp.ID()), "reason": "the caller's time is over"})
 		},
-		OnStop: func(*jrpc2.Client, error) { close(c.ended) },
+		OnStop: func(_ *jrpc2.Client, err error) {
+			if errors.Is(err, errTooLong) {
+				c.fault = errTooLong
+			} else if jrpc2.ErrorCode(err) == jrpc2.ParseError {
+				c.fault = errNotMessage
+			}
+			close(c.ended)
+		},
 	})
 	return c
 }
@@ -290,7 +318,13 @@ func (c *conn) initialize(ctx context.Context, version string) error {
 //
 // Elements beyond the first kernel.MaxToolsPerPlugin are ignored, and a list of more than
 // maxPages pages is an error: a plugin could otherwise list without end.
-func (c *conn) list(ctx context.Context, method, list string) (all []json.RawMessage, err error) {
+func (c *conn) list(ctx context.Context, method, list string) ([]json.RawMessage, error) {
+	all, _, err := c.listCounting(ctx, method, list)
+	return all, err
+}
+
+// listCounting is list, and counts the elements that are ignored.
+func (c *conn) listCounting(ctx context.Context, method, list string) (all []json.RawMessage, ignored int, err error) {
 	cursor := ""
 	for range maxPages {
 		var params any
@@ -299,7 +333,7 @@ func (c *conn) list(ctx context.Context, method, list string) (all []json.RawMes
 		}
 		raw, err := c.call(ctx, method, params)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		var page map[string]json.RawMessage
 		var items []json.RawMessage
@@ -307,16 +341,17 @@ func (c *conn) list(ctx context.Context, method, list string) (all []json.RawMes
 			err = json.Unmarshal(page[list], &items)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("its answer to %s: %w", method, err)
+			return nil, 0, fmt.Errorf("its answer to %s: %w", method, err)
 		}
-		all = append(all, items[:min(len(items), kernel.MaxToolsPerPlugin-len(all))]...)
+		n := min(len(items), kernel.MaxToolsPerPlugin-len(all))
+		all, ignored = append(all, items[:n]...), ignored+len(items)-n
 		cursor = ""
 		_ = json.Unmarshal(page["nextCursor"], &cursor) // there is none on the last page
 		if cursor == "" {
-			return all, nil
+			return all, ignored, nil
 		}
 	}
-	return nil, fmt.Errorf("its answer to %s has more than %d pages", method, maxPages)
+	return nil, 0, fmt.Errorf("its answer to %s has more than %d pages", method, maxPages)
 }
 
 // followProgress forwards progress with the returned token to s until done is called. The

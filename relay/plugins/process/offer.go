@@ -322,11 +322,11 @@ func (p *Plugin) followedResource(uri string, raw json.RawMessage) *kernel.Resou
 	return r
 }
 
-// unknownNames lists the tools that are neither known nor ignored, at most maxNamed.
+// unknownNames lists the tools that could be adopted and are neither known nor ignored, at most maxNamed.
 func unknownNames(tools map[string]string, known map[string]bool, ignored []string) string {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(tools)) {
-		if !known[name] && !slices.Contains(ignored, name) {
+		if !known[name] && canBeDeclared(name) && !slices.Contains(ignored, name) {
 			names = append(names, printable(name[:min(len(name), 64)]))
 		}
 	}

@@ -21,6 +21,7 @@ const (
 // It needs no lock: os/exec copies stderr from one goroutine.
 type lineLogger struct {
 	log    *zap.Logger
+	event  string                                  // the message of a logged line
 	filter func(line string, isLogged bool) string // removes secrets; it gets all lines
 	line   []byte
 	second time.Time // when counting began
@@ -34,11 +35,21 @@ type lineFilterer interface {
 }
 
 func newLineLogger(log *zap.Logger) *lineLogger {
-	l := &lineLogger{log: log, filter: func(line string, _ bool) string { return line }}
+	l := &lineLogger{log: log, event: "plugin stderr", filter: func(line string, _ bool) string { return line }}
 	if c, ok := log.Core().(lineFilterer); ok {
 		l.filter = c.LineFilter()
 	}
 	return l
+}
+
+// newNoiseLogger returns a function that logs lines that a server prints to stdout between its messages.
+func newNoiseLogger(log *zap.Logger) func(line []byte) {
+	l := newLineLogger(log)
+	l.event = "plugin stdout"
+	return func(line []byte) {
+		_, _ = l.Write(line)
+		_, _ = l.Write([]byte{'\n'})
+	}
 }
 
 // Write implements io.Writer. It never fails: a plugin must not end because of its log.
@@ -63,7 +74,7 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 func (l *lineLogger) logLine() {
 	if now := time.Now(); now.Sub(l.second) >= time.Second {
 		if l.lines > maxLogLines {
-			l.log.Warn("plugin wrote too much to stderr", zap.Int("lines_left_out", l.lines-maxLogLines))
+			l.log.Warn("plugin wrote too much to "+strings.TrimPrefix(l.event, "plugin "), zap.Int("lines_left_out", l.lines-maxLogLines))
 		}
 		l.second, l.lines = now, 0
 	}
@@ -71,7 +82,7 @@ func (l *lineLogger) logLine() {
 	isLogged := l.lines <= maxLogLines
 	line := l.filter(string(l.line), isLogged)
 	if isLogged {
-		l.log.Info("plugin stderr", zap.String("line", printable(line[:min(len(line), maxLogLine)])))
+		l.log.Info(l.event, zap.String("line", printable(line[:min(len(line), maxLogLine)])))
 	}
 }
 

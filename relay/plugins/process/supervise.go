@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -150,8 +151,8 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	c.close()
 	l.probes.Wait()
 	<-attached
-	if status := c.ch.stop(); err == errEnded && status != nil {
-		err = status
+	if status := c.ch.stop(); err == errEnded {
+		err = cmp.Or(c.fault, status, err)
 	}
 	return err
 }
@@ -188,7 +189,9 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 			ch.abort() // it would not react to the end of its input, for which the caller has no time
 		}
 		c.close()
-		if status := ch.stop(); hasEnded && status != nil {
+		if status := ch.stop(); c.fault != nil {
+			err = c.fault
+		} else if hasEnded && status != nil {
 			err = fmt.Errorf("%w (%w)", err, status)
 		}
 		return nil, err

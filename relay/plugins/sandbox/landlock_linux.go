@@ -121,6 +121,9 @@ func addRules(ruleset int, handled uint64, p *Policy) error {
 		switch {
 		case errors.Is(err, syscall.ENOENT):
 			continue
+		case errors.Is(err, syscall.EACCES): // below a folder that this user cannot enter
+			private = append(private, path)
+			continue
 		case err != nil:
 			return err
 		}
