@@ -479,6 +479,9 @@ SERVER
 cp server.py /srv/mcp/
 printf '%s\n' $state/relay.db $state/keys $state /var/lib/agentctl-relay/ /etc/agentctl /etc/shadow "/proc/$(main_pid agentctl-relay)/environ" > /srv/mcp/tries.txt
 chmod 0644 /srv/mcp/*
+served() { # TOOL, of a plugin
+  agentctl call "$1" --relay https://127.0.0.1:8460 --token-file "/tmp/${1%%.*}.token" > /tmp/served && grep hello /tmp/served
+}
 adopted() { # NAME TOOL COMMAND...: TOOL answers with hello
   local name=$1 tool=$2 pid unit=agentctl-relay-plugin@$1; shift 2
   check "adopt $1" sh -c 'umask 077; exec "$@"' - agentctl plugin adopt "$name" --env GREETING=hello -- "$@"
@@ -487,13 +490,12 @@ adopted() { # NAME TOOL COMMAND...: TOOL answers with hello
   systemctl enable --now "$unit.socket" 2> /dev/null
   check "it is loaded" relay plugin load "$name"
   check "as a service" sh -c "agentctl plugin ls --relay https://127.0.0.1:8460 --token-file /tmp/admin.token | grep -q '^$name .* service'"
-  served() { agentctl call "$name.$tool" --relay https://127.0.0.1:8460 --token-file "/tmp/$name.token" | grep hello; }
-  check "it works" served
+  check "it works" served "$name.$tool"
   check "a token without its scope does not reach it" exits 4 agentctl call "$name.$tool" --relay https://127.0.0.1:8460 --token-file /tmp/agent.token
   pid=$(main_pid "$unit"); kill -9 "$pid"
-  check "after kill -9 it is started again" until_true 10 served
+  check "after kill -9 it is started again" until_true 10 served "$name.$tool"
   check "plugin reload" relay plugin reload "$name"
-  check "it works after it" served
+  check "it works after it" served "$name.$tool"
   say "      memory: $(proc VmRSS - "$(pgrep -n -P "$(main_pid "$unit")")")"
 }
 remove_adopted() { # NAME
@@ -510,10 +512,10 @@ if [ -e node ] && install -m 0755 node /usr/local/bin/node && node --version > /
   check "its data is its own folder" test -s /var/lib/private/agentctl-relay-plugins/viajs/data
   sed -i 's/Answers\./Answers differently./' /srv/mcp/server.js
   relay plugin reload viajs > /dev/null
-  check "a tool that changes is withdrawn" exits 1 served
+  check "a tool that changes is withdrawn" exits 1 served viajs.hello
   check "and plugin ls says so" sh -c "agentctl plugin ls --relay https://127.0.0.1:8460 --token-file /tmp/admin.token | grep -q 'viajs.hello is withdrawn'"
   check "adopted again" agentctl plugin adopt viajs --again --relay https://127.0.0.1:8460 --token-file /tmp/admin.token
-  check "it works" served
+  check "it works" served viajs.hello
   remove_adopted viajs
 else
   say "      no node runs here: not tried with it"
