@@ -83,7 +83,8 @@ type plugin struct {
 	subscription string
 	hasConsent   bool
 	last         uint64 // seq of the newest event that was handled or skipped
-	replayed     uint64 // events up to here happened before the connection
+	replayed     uint64 // events up to here happened before the first subscription
+	isFollowing  bool   // there was a subscription: replayed is set
 	tenants      map[string]*tenant
 	skipped      map[skipKey]time.Time // when triage.skipped was appended
 	due          map[*ticket]struct{}  // whose status is to change
@@ -102,15 +103,15 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 	// of the relay's.
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
-	done := make(chan struct{})
+	ended := make(chan error, 1)
 	go func() {
-		defer close(done)
-		p.run(ctx)
+		err := p.srv.Wait()
+		cancel()
+		ended <- err
 	}()
-	err := p.srv.Wait()
-	cancel()
-	<-done
-	return err
+	defer cancel()
+	p.run(ctx) // in this goroutine, where process.Bundled recovers a panic
+	return <-ended
 }
 
 // methods answers the relay. Notifications only fill channels, so that the connection is always
@@ -235,8 +236,8 @@ func (p *plugin) subscribe(ctx context.Context) {
 		return
 	}
 	p.subscription = s.Subscription
-	if p.replayed == 0 {
-		p.replayed = s.Seq
+	if !p.isFollowing { // the log may have been empty: a replayed of 0 is none
+		p.isFollowing, p.replayed = true, s.Seq
 	}
 }
 
