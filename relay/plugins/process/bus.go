@@ -33,8 +33,8 @@ import (
 // audit log names the plugin as the actor. Nothing can keep it from confusing the callers that it
 // serves at the same time: it may use the token of either.
 //
-// Lock order: Bus.mu, then busConn.mu. No lock is held while the kernel or the event log is
-// called, or a message is sent.
+// Bus.mu and busConn.mu are not held together, nor while the kernel or the event log is called or a
+// message is sent. busConn.announcing is held while the consent is sent, and taken before the others.
 
 // Bounds of a plugin on the bus.
 const (
@@ -101,12 +101,15 @@ type busConn struct {
 	conn   *conn
 	ctx    context.Context
 	cancel context.CancelFunc
-	wg     sync.WaitGroup // of the subscriptions
+	wg     sync.WaitGroup // of the subscriptions, and of announce after a change of the consent
+
+	announcing sync.Mutex // held by announce, so that the newest consent is the last one that is sent
 
 	mu       sync.Mutex          // protects the fields below
 	calls    map[string]*busCall // that the plugin serves, by their tokens
 	subs     map[string]*subscription
 	lastSub  int
+	isServed bool // the handshake is over: the plugin is notified of the consent
 	isClosed bool
 	granted  context.Context // ends with the present consent
 	withdraw context.CancelFunc
@@ -147,8 +150,8 @@ func (b *Bus) attach(c *conn) *busConn {
 	return bc
 }
 
-// close ends everything that the plugin has under way, and waits for the subscriptions. The
-// connection has ended.
+// close ends everything that the plugin has under way, and waits for its goroutines. The connection
+// has ended.
 func (bc *busConn) close() {
 	if bc == nil {
 		return
@@ -165,7 +168,7 @@ func (bc *busConn) close() {
 
 // Refresh applies a change of the consent for a plugin to its connections: requests and
 // subscriptions under the earlier consent end, and the plugin is notified of the tenants of the
-// new one.
+// new one. Refresh does not wait for a plugin that reads nothing.
 func (b *Bus) Refresh(plugin string) {
 	b.mu.Lock()
 	var conns []*busConn
@@ -177,16 +180,29 @@ func (b *Bus) Refresh(plugin string) {
 		bc.mu.Lock()
 		bc.withdraw()
 		bc.granted, bc.withdraw = context.WithCancel(bc.ctx)
+		if bc.isServed && !bc.isClosed {
+			bc.wg.Go(bc.announce)
+		}
 		bc.mu.Unlock()
-		bc.announce()
 	}
+}
+
+// served notifies the plugin of the present consent, and from now on of each change.
+func (bc *busConn) served() {
+	if bc == nil {
+		return
+	}
+	bc.mu.Lock()
+	bc.isServed = true
+	bc.mu.Unlock()
+	bc.announce()
 }
 
 // announce notifies the plugin of the tenants in which its requests are allowed.
 func (bc *busConn) announce() {
-	if bc != nil {
-		bc.notify("agentctl/consent", map[string]any{"tenants": append([]string{}, bc.tenants()...)})
-	}
+	bc.announcing.Lock()
+	defer bc.announcing.Unlock()
+	bc.notify("agentctl/consent", map[string]any{"tenants": append([]string{}, bc.tenants()...)})
 }
 
 // notify sends a notification. A connection that fails has ended, which its owner sees.

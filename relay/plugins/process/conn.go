@@ -208,7 +208,8 @@ type conn struct {
 	sentAt  atomic.Int64
 	faulted atomic.Bool // the end of the connection was reported as a fault, or is none
 
-	bus *busConn // nil: the plugin asks for nothing
+	bus     *busConn      // nil: the plugin asks for nothing
+	started chan struct{} // closed when rpc is set: a request of the plugin may come before
 
 	mu        sync.Mutex // protects the fields below
 	lastToken int64
@@ -241,7 +242,7 @@ type serverInfo struct {
 // newConn starts a JSON-RPC client on the channel. It ends with close, or when the channel
 // fails or reaches its end.
 func newConn(p *Plugin, ch *lineChannel) *conn {
-	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
+	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), started: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
 	c.bus = p.bus.attach(c)
 	c.sentAt.Store(-1)
 	ch.onNotification = c.onNotification
@@ -265,6 +266,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 			close(c.ended)
 		},
 	})
+	close(c.started)
 	return c
 }
 
@@ -421,6 +423,7 @@ func (c *conn) onRequest(_ context.Context, req *jrpc2.Request) (any, error) {
 		return struct{}{}, nil
 	}
 	if strings.HasPrefix(req.Method(), busPrefix) {
+		<-c.started
 		return c.bus.handle(req)
 	}
 	return nil, jrpc2.Errorf(jrpc2.MethodNotFound, "the relay offers plugins no %s", "such method")

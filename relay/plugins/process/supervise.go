@@ -125,7 +125,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	go func() {
 		defer close(attached)
 		p.watches.attach(ctx, c)
-		c.bus.announce()
+		c.bus.served()
 	}()
 	tick := time.NewTicker(pingInterval)
 	defer tick.Stop()
