@@ -471,10 +471,27 @@ func (h *Host) supervise(pr *process, v *version, c *conn, offer func() error) {
 		if err := v.plugin.run(v.ctx, c, offer); v.ctx.Err() == nil && !v.plugin.retired.Load() { // the kernel refused it
 			v.plugin.setDown(err, time.Time{})
 			h.log.Error("plugin not loaded", zap.String("plugin", pr.name), zap.Error(err))
-			h.remove(pr, v)
+			h.removeRefused(pr, v)
 		}
 		h.o.Kernel.Unload(v.plugin)
 	})
+}
+
+// removeRefused removes a plugin that the kernel refused, unless a Reload replaces it: the kernel refuses
+// the version before then, too.
+func (h *Host) removeRefused(pr *process, v *version) {
+	select {
+	case pr.changing <- struct{}{}:
+	case <-v.ctx.Done(): // it ends anyway
+		return
+	}
+	defer func() { <-pr.changing }()
+	h.mu.Lock()
+	isCurrent := pr.current == v
+	h.mu.Unlock()
+	if isCurrent {
+		h.remove(pr, v)
+	}
 }
 
 // allowSandbox says why a plugin is not started with the sandbox that this machine has. It logs what

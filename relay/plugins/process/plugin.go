@@ -29,7 +29,7 @@ type Plugin struct {
 	watches *watchSet // shared by all versions
 	// onDown is called after each end of a plugin that was offered, and each failed restart. nil: not.
 	onDown  func(plugin, reason string)
-	active  atomic.Int64 // calls and reads
+	active  atomic.Int64 // requests of the kernel in flight
 	retired atomic.Bool  // it was replaced or unloaded: it is not started again
 
 	mu       sync.Mutex    // protects the fields below

@@ -51,6 +51,7 @@ func Serve(ctx context.Context, ln net.Listener, dir, home string) error {
 		case a := <-conns:
 			isAccepting = false
 			if a.err == nil {
+				_ = ul.SetDeadline(time.Time{}) // it may have come just as the last one ended
 				running++
 				go func() { ends <- serveConn(ctx, a.conn, dir, home) }()
 				continue
