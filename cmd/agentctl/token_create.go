@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -80,13 +81,7 @@ can often read too, which commands refuse to use.`,
 			if out.format != "" {
 				return printList(&out, cmd, file.described(minted), nil)
 			}
-			if len(minted) == 1 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
-					m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
-			} else {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
-					len(minted), m.Class, m.Tenant, until(m.Expires), hint, hint)
-			}
+			printMinted(cmd.ErrOrStderr(), minted, hint)
 			return nil
 		},
 	}
@@ -103,4 +98,16 @@ can often read too, which commands refuse to use.`,
 	file.flags(c)
 	out.flags(c)
 	return c
+}
+
+// printMinted says what was made, and how to take it back. hint is what the commands need besides.
+func printMinted(w io.Writer, minted []auth.Minted, hint string) {
+	m := minted[0]
+	if len(minted) == 1 {
+		fmt.Fprintf(w, "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
+			m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
+		return
+	}
+	fmt.Fprintf(w, "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
+		len(minted), m.Class, m.Tenant, until(m.Expires), hint, hint)
 }

@@ -120,7 +120,7 @@ func (r *grantRequest) limitTopics(g *grant) (err error) {
 	return nil
 }
 
-// knownTo returns the scopes of plugins that whoever asks may be told of: a creator knows its own.
+// knownTo returns the scopes of plugins that an error may name: to a creator only those that it has.
 func (r *grantRequest) knownTo() []string {
 	if r.creator == nil {
 		return r.plugins

@@ -60,12 +60,3 @@ func (f *PluginFigures) add(c *counters) {
 	f.Panics += c.panics.Load()
 	f.Timeouts += c.timeouts.Load()
 }
-
-// keepCounts adds the counters of a board that is unloaded to those of the boards that are gone. The
-// outcome of a call that is still in flight is not among them.
-func (c *counters) keepCounts(of *counters) {
-	c.calls.Add(of.calls.Load())
-	c.errors.Add(of.errors.Load())
-	c.panics.Add(of.panics.Load())
-	c.timeouts.Add(of.timeouts.Load())
-}

@@ -19,7 +19,7 @@ type totals struct {
 	unlogged atomic.Int64
 }
 
-// add adds the outcomes of another set, whose calls in flight stay its own.
+// add adds the outcomes of another set, but not its calls in flight.
 func (c *counters) add(o *counters) {
 	c.calls.Add(o.calls.Load())
 	c.errors.Add(o.errors.Load())
@@ -44,6 +44,7 @@ const (
 
 // HealthReporter is a plugin whose program may be down while the plugin is loaded.
 type HealthReporter interface {
+	// Health is called under the kernel's lock: it must not block nor call the kernel.
 	Health() Health
 }
 

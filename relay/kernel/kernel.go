@@ -35,7 +35,9 @@
 //	topic.mu        the changes of one tenant
 //	Kernel.drainMu  the plugins that are being drained
 //
-// watcher.mu is taken alone. No lock is held while a plugin or a stage runs. OnPresence
+// watcher.mu is taken alone. No lock is held while a plugin or a stage handles a request. Under
+// Kernel.mu their state is read (Health, Declaration, Stage.Refuses), which must not block nor call the
+// kernel: a lock of theirs comes after Kernel.mu. OnPresence
 // functions run under presence.order; load and unload notify subscribers under Kernel.mu,
 // so that notifications have the order of the changes.
 package kernel

@@ -156,7 +156,7 @@ type MethodHandler interface {
 // Declarer is a plugin that was declared by a document.
 type Declarer interface {
 	// Declaration returns the document, to be encoded as JSON, and its digest, SHA-256 in hex. The
-	// document is read only.
+	// document is read only. It is called under the kernel's lock: it must not block nor call the kernel.
 	Declaration() (document any, digest string)
 }
 
@@ -346,7 +346,7 @@ func (k *Kernel) removeLocked(l *loaded) {
 	m := l.manifest
 	delete(k.plugins, m.Name)
 	if l.isDevice() {
-		k.gone.keepCounts(&l.counts)
+		k.gone.add(&l.counts) // without the outcomes of calls that are in flight
 	}
 	if _, ok := l.plugin.(MethodHandler); ok { // whatever Methods returns by now
 		for method, list := range k.methods {
