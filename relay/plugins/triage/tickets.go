@@ -31,7 +31,8 @@ type ticket struct {
 	key    key
 	id     string
 	status string
-	// updatedMS is the wall clock of the newest change when the ticket was read.
+	// updatedMS is the wall clock of the newest change when the ticket was read; 0 if it was opened on
+	// this connection, so that it shows none of the events that followed.
 	updatedMS int64
 	commented time.Time // the last comment of the plugin
 	changed   time.Time // the last change of status by the plugin
@@ -211,7 +212,7 @@ func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
 	r, isRefusal := errors.AsType[*refusal](err)
 	switch {
 	case err == nil:
-		t.add(k, &out.Ticket)
+		t.add(k, &out.Ticket).updatedMS = 0
 	case isRefusal && r.Reason == "full": // tickets takes no more in this tenant, of whatever board
 		p.skip(ctx, t.name, "", map[string]any{"rule": k.rule, "node_id": k.node, "reason": "full"})
 	}

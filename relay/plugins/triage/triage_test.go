@@ -246,7 +246,7 @@ func TestCatchUp(t *testing.T) {
 		stop()
 		time.Sleep(time.Second)
 		r.mu.Lock()
-		for _, e := range []string{"cleared full", "raised cold"} {
+		for _, e := range []string{"cleared full", "raised cold", "raised brief", "cleared brief"} {
 			verb, rule, _ := strings.Cut(e, " ")
 			r.log = append(r.log, map[string]any{"tenant": "default", "seq": len(r.log) + 1, "type": "alert." + verb, "aggregate_id": "n1", "created_at": time.Now().UnixMilli(),
 				"payload": map[string]any{"node_id": "n1", "level": "error", "metric": "x", "rule_id": rule, "message": "m"}})
@@ -254,7 +254,7 @@ func TestCatchUp(t *testing.T) {
 		r.mu.Unlock()
 		time.Sleep(time.Second)
 		stop = r.start(Config{})
-		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0; n1 Alert cold open high 0")
+		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0; n1 Alert cold open high 0; n1 Alert brief resolved high 0")
 		stop()
 	})
 }
