@@ -17,7 +17,8 @@ import (
 // stays refused, and nobody waits without a bound. What was given up before it began is not made.
 func TestHungDatabase(t *testing.T) {
 	watch := storage.NewWatch(dbFile)
-	s := openStore(t, Options{Watch: watch, WriteTimeout: 50 * time.Millisecond})
+	s := openStore(t, Options{Watch: watch})
+	normal := s.db.writeTimeout
 	node := manifest.NewNodeID()
 	if _, err := s.UpsertNode(t.Context(), DefaultTenant, node, "", nil); err != nil {
 		t.Fatal(err)
@@ -26,7 +27,8 @@ func TestHungDatabase(t *testing.T) {
 	if _, err := s.Revoke(t.Context(), RevokeRequest{JTI: revoked.JTI}); err != nil {
 		t.Fatal(err)
 	}
-	s.db.writeSlot <- struct{}{} // as a writer whose fsync does not return
+	s.db.writeTimeout = 50 * time.Millisecond // not before: a busy disk takes longer
+	s.db.writeSlot <- struct{}{}              // as a writer whose fsync does not return
 	isStorage := func(what string, err error) {
 		t.Helper()
 		if e := manifest.AsError(err); e.Reason != storage.Reason || e.Code != manifest.Internal || !e.Retryable() {
@@ -55,6 +57,7 @@ func TestHungDatabase(t *testing.T) {
 		t.Errorf("a known node that changes nothing: %v", err)
 	}
 	<-s.db.writeSlot
+	s.db.writeTimeout = normal
 	again := mint(t, s, MintRequest{Class: "agent"})
 	if _, err := s.Verify(again.Token, ClassAgent); err != nil {
 		t.Errorf("after the fault: %v", err)
@@ -70,7 +73,9 @@ func TestHungDatabase(t *testing.T) {
 // A transaction that hangs is waited for by those who are in it for their time only, and its
 // result counts although they have left.
 func TestHungTransaction(t *testing.T) {
-	s := openStore(t, Options{WriteTimeout: 50 * time.Millisecond})
+	s := openStore(t, Options{})
+	normal := s.db.writeTimeout
+	s.db.writeTimeout = 50 * time.Millisecond // not while it opens: a busy disk takes longer
 	hold, held := make(chan struct{}), make(chan struct{})
 	done := make(chan error)
 	go func() {
@@ -81,6 +86,7 @@ func TestHungTransaction(t *testing.T) {
 		t.Errorf("in a transaction that hangs: %v", err)
 	}
 	close(hold)
+	s.db.writeTimeout = normal
 	mint(t, s, MintRequest{Class: "agent"}) // the next one is served
 }
 

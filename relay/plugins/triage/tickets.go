@@ -36,6 +36,7 @@ type ticket struct {
 	updatedMS int64
 	commented time.Time // the last comment of the plugin
 	changed   time.Time // the last change of status by the plugin
+	resolved  time.Time // since when it is resolved; after a restart, of its last change
 	more      int       // alerts since the last comment
 	target    string    // the status that it is to get; "" for none
 }
@@ -107,7 +108,7 @@ func (t *tenant) add(k key, r *row) *ticket {
 			}
 		}
 	}
-	tk := &ticket{tenant: t, key: k, id: r.ID, status: r.Status, updatedMS: r.UpdatedAt, commented: time.UnixMilli(r.UpdatedAt)}
+	tk := &ticket{tenant: t, key: k, id: r.ID, status: r.Status, updatedMS: r.UpdatedAt, commented: time.UnixMilli(r.UpdatedAt), resolved: time.UnixMilli(r.UpdatedAt)}
 	t.tickets[k], t.byID[r.ID] = tk, tk
 	return tk
 }
@@ -192,7 +193,7 @@ func (t *tenant) follow(e *event) {
 		delete(t.byID, tk.id)
 		delete(t.tickets, tk.key)
 	case e.Type == "ticket.transitioned" && c.To != "":
-		tk.status = c.To
+		tk.status, tk.resolved = c.To, time.Now()
 	}
 }
 
@@ -264,6 +265,18 @@ func (t *ticket) want(p *plugin, status string) {
 	p.due[t] = struct{}{}
 }
 
+// closeOld closes what has been resolved for closeAfter. Otherwise the tickets of past alerts would
+// take up all that a tenant may have, and people could create none.
+func (p *plugin) closeOld() {
+	for _, t := range p.tenants {
+		for _, tk := range t.tickets {
+			if tk.status == "resolved" && tk.target != "open" && time.Since(tk.resolved) >= closeAfter {
+				tk.want(p, "closed")
+			}
+		}
+	}
+}
+
 // nextDue returns how long until the next status is to change.
 func (p *plugin) nextDue() time.Duration {
 	next := changeInterval
@@ -277,7 +290,7 @@ func (p *plugin) nextDue() time.Duration {
 // changeInterval, and in the end as its last event says.
 func (p *plugin) changeDue(ctx context.Context) {
 	for tk := range p.due {
-		isDone := tk.target == "open" && tk.isOpen() || tk.target == "resolved" && !tk.isOpen() || tk.isFinished()
+		isDone := tk.target == "open" && tk.isOpen() || tk.target == "resolved" && !tk.isOpen() || tk.target == "closed" && tk.status != "resolved" || tk.isFinished()
 		if !isDone && time.Since(tk.changed) < changeInterval {
 			continue
 		}
@@ -290,7 +303,7 @@ func (p *plugin) changeDue(ctx context.Context) {
 		illegal, isIllegal := errors.AsType[*illegalChange](err)
 		switch {
 		case err == nil:
-			tk.status, tk.changed = out.Ticket.Status, time.Now()
+			tk.status, tk.changed, tk.resolved = out.Ticket.Status, time.Now(), time.Now()
 		case isIllegal && illegal.status != "":
 			tk.status = illegal.status // somebody else changed it
 		}

@@ -47,6 +47,8 @@ const (
 	commentInterval = 10 * time.Minute // between comments of a ticket
 	changeInterval  = time.Minute      // between changes of its status, for an alert that flaps
 	skippedInterval = time.Hour        // between events about alerts without a ticket, of a board or tenant
+	closeAfter      = 24 * time.Hour   // a resolved ticket is closed: it counts as unfinished until then
+	closeInterval   = time.Hour        // between searches for such tickets
 
 	maxQueue   = 1024 // events that wait; with more the plugin subscribes again later
 	maxTracked = 4096 // tickets of a tenant in memory before finished ones are forgotten
@@ -173,6 +175,8 @@ func replace[T any](c chan T, v T) {
 
 // run handles what arrives until ctx ends.
 func (p *plugin) run(ctx context.Context) {
+	closing := time.NewTicker(closeInterval)
+	defer closing.Stop()
 	for ctx.Err() == nil {
 		var retry <-chan time.Time
 		if p.hasConsent && p.subscription == "" {
@@ -192,6 +196,8 @@ func (p *plugin) run(ctx context.Context) {
 			}
 		case <-retry:
 			p.subscribe(ctx)
+		case <-closing.C:
+			p.closeOld()
 		case e := <-p.events:
 			p.handle(ctx, e)
 		}

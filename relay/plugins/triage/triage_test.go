@@ -362,3 +362,24 @@ func TestMessageAtTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A resolved ticket is closed after a day, also if it was resolved before the plugin started.
+func TestOldTicketsAreClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{})
+		r.alert("raised", "n1", "full")
+		r.alert("raised", "n1", "hot")
+		r.alert("cleared", "n1", "full")
+		time.Sleep(closeAfter - time.Hour)
+		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0")
+		stop()
+		stop = r.start(Config{})
+		defer func() { stop() }()
+		r.alert("raised", "n2", "full")
+		time.Sleep(2*time.Hour + time.Minute)
+		r.want("n1 Alert full closed normal 0; n1 Alert hot open normal 0; n2 Alert full open normal 0")
+		r.alert("raised", "n1", "full")
+		r.want("n1 Alert full closed normal 0; n1 Alert hot open normal 0; n2 Alert full open normal 0; n1 Alert full open normal 0")
+	})
+}
