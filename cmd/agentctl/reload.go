@@ -50,7 +50,7 @@ func describeReload(log *zap.Logger, list []relay.Reloaded) string {
 	at := "reloaded at " + time.Now().Format(time.TimeOnly)
 	switch {
 	case len(list) == 0:
-		log.Info("nothing to reload: no file is named by a flag")
+		log.Info("nothing to reload: no plugin has changed, and no flag names a file")
 		return at + ": nothing"
 	case len(failed) > 0:
 		at = "reload at " + time.Now().Format(time.TimeOnly) + " failed for " + strings.Join(failed, "; ")

@@ -225,14 +225,19 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 	h.mu.Lock()
 	old, before := pr.current, pr.draining
 	h.mu.Unlock()
+	began, waited := time.Now(), time.Duration(0)
 	if before != nil {
 		select {
 		case <-before.done:
 		case <-ctx.Done():
 			return nil, fmt.Errorf("plugin %s is not reloaded: the version before still has calls in flight; try again in %s", name, drainTimeout)
 		}
+		waited = time.Since(began)
 	}
 	v, drained, err := h.startBeside(ctx, pr, old)
+	if err != nil && waited > 0 && ctx.Err() != nil { // the start is not to blame, or not alone
+		err = fmt.Errorf("%w; the version before had calls in flight for %s of that time, try again", err, waited.Round(time.Millisecond))
+	}
 	if err != nil {
 		return nil, fmt.Errorf("plugin %s is not reloaded, version %s goes on: %w", name, old.plugin.manifest.Version, err)
 	}

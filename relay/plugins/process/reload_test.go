@@ -131,6 +131,36 @@ func TestReloadThatFails(t *testing.T) {
 	}
 }
 
+// A reload that waited for calls in flight and then had too little time says so.
+func TestReloadAfterReload(t *testing.T) {
+	t.Parallel()
+	r := newHarness(t)
+	r.folder("odd", odd, versioned("1"))
+	if err := r.load("odd"); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := r.call("odd.do", `{"slow":1}`)
+		ended <- err
+	}()
+	for r.k.Info().Plugins[0].Calls == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	r.replace("odd", versioned("2"))
+	r.mustReload("odd")
+	r.replace("odd", "#!/bin/sh\nexec sleep 60\n")
+	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+	defer cancel()
+	if _, err := r.h.Reload(ctx, "odd"); err == nil || !strings.Contains(err.Error(), "calls in flight") {
+		t.Errorf("got %v", err)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the call in flight: %v", err)
+	}
+	r.mustCall("odd.do", `{}`, `{"n":"2"}`)
+}
+
 // Unload waits for the calls in flight.
 func TestUnloadDrains(t *testing.T) {
 	t.Parallel()
