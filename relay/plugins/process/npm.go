@@ -150,16 +150,17 @@ func CompleteCommand(command []string) (complete, read []string, err error) {
 }
 
 // programFiles are what has to be readable for a program, besides itself: the environment that an
-// interpreter belongs to (a venv of Python, a version of Node), and what it is a link to.
+// interpreter belongs to (a venv or a version of Python, a version of Node), and what it is a link to.
 func programFiles(path string) (files []string) {
 	for _, p := range []string{path, realPath(path)} {
 		if sandbox.IsReadable(p) {
 			continue
 		}
 		above := filepath.Dir(filepath.Dir(p))
-		for _, mark := range []string{"pyvenv.cfg", "lib/node_modules/npm"} {
-			if _, err := os.Stat(filepath.Join(above, mark)); err == nil && filepath.Base(filepath.Dir(p)) == "bin" {
+		for _, mark := range []string{"pyvenv.cfg", "lib/python3*/os.py", "lib/node_modules/npm"} {
+			if found, _ := filepath.Glob(filepath.Join(above, mark)); len(found) > 0 && filepath.Base(filepath.Dir(p)) == "bin" {
 				p = above
+				break
 			}
 		}
 		files = append(files, p)

@@ -1,0 +1,30 @@
+package process
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// An interpreter outside of /usr needs its libraries, which are beside it.
+func TestProgramFiles(t *testing.T) {
+	for _, c := range []struct{ name, mark, want string }{
+		{"venv", "pyvenv.cfg", ""},
+		{"version of Python", "lib/python3.10/os.py", ""},
+		{"version of Node", "lib/node_modules/npm/package.json", ""},
+		{"home with packages of a user", "lib/python3.10/site-packages/x.py", "bin/program"},
+	} {
+		dir := t.TempDir()
+		for _, file := range []string{"bin/program", c.mark} {
+			path := filepath.Join(dir, file)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, nil, 0o755)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := programFiles(filepath.Join(dir, "bin/program")); !slices.Equal(got, []string{filepath.Join(dir, c.want)}) {
+			t.Errorf("%s: %q", c.name, got)
+		}
+	}
+}
