@@ -40,6 +40,7 @@ type Plugin struct {
 	offer    offer             // what of the manifest the server has
 	links    []kernel.Resource // that the server linked to, at most maxLinks
 	retryAt  time.Time         // when it is started again; zero: at once
+	lostAt   time.Time         // when the last connection ended
 }
 
 // source is what the folder of a plugin says. It is read only.
@@ -97,7 +98,7 @@ func (p *Plugin) clearConn(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn = nil
-	p.retryAt = time.Time{}
+	p.retryAt, p.lostAt = time.Time{}, time.Now()
 	p.notifyLocked()
 }
 
@@ -127,7 +128,8 @@ func (p *Plugin) notifyLocked() {
 
 // waitConn returns the connection. While there is none it waits up to maxRestartWait,
 // which is below kernel.CallBudget, so that the call still has time to run. It does not wait for a
-// restart that is later than that.
+// restart that is later than that, unless a server of somebody else has just gone: its
+// successor is connected when its socket is there.
 //
 // The error is no fault: the end of the connection was one, and the restarts have a back-off of
 // their own.
@@ -137,6 +139,9 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	for isLate := false; ; {
 		p.mu.Lock()
 		c, changed, in := p.conn, p.changed, time.Until(p.retryAt)
+		if p.socket != "" && time.Since(p.lostAt) < maxRestartWait {
+			in = 0 // a new socket may be there at any moment
+		}
 		p.mu.Unlock()
 		if c != nil && !c.isLost() {
 			return c, nil

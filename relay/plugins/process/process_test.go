@@ -400,41 +400,61 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestSocketPlugin: the same example behind a unix socket.
-func TestSocketPlugin(t *testing.T) {
-	r := newHarness(t)
-	bin, err := notes()
+// socketServer serves the example plugin at a socket, for any number of connections. Its stop ends
+// it as the end of its process would.
+func socketServer(t *testing.T, bin, path string, conns chan<- net.Conn) (stop func()) {
+	ln, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := os.ReadFile("../../../docs/examples/notes/plugin.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := r.folder("notes", string(m), "")
-	ln, err := net.Listen("unix", filepath.Join(dir, "run.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
-	conns := make(chan net.Conn, 16)
 	wg.Go(func() {
 		for {
 			nc, err := ln.Accept()
 			if err != nil {
 				return
 			}
-			conns <- nc
+			if conns != nil {
+				conns <- nc
+			}
 			wg.Go(func() {
 				defer nc.Close()
-				cmd := exec.Command(bin)
+				defer context.AfterFunc(ctx, func() { _ = nc.Close() })() // ends the copying, too
+				cmd := exec.CommandContext(ctx, bin)
 				cmd.Stdin, cmd.Stdout = nc, nc
 				_ = cmd.Run()
 			})
 		}
 	})
-	defer wg.Wait()
-	defer ln.Close()
+	return func() {
+		_ = ln.Close()
+		cancel()
+		wg.Wait()
+	}
+}
+
+// socketPlugin makes the folder of the example plugin behind a socket, and returns the
+// program and the path of the socket.
+func (r *harness) socketPlugin() (bin, socket string) {
+	r.t.Helper()
+	bin, err := notes()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	m, err := os.ReadFile("../../../docs/examples/notes/plugin.json")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return bin, filepath.Join(r.folder("notes", string(m), ""), socketFile)
+}
+
+// TestSocketPlugin: the same example behind a unix socket.
+func TestSocketPlugin(t *testing.T) {
+	r := newHarness(t)
+	bin, socket := r.socketPlugin()
+	conns := make(chan net.Conn, 16)
+	defer socketServer(t, bin, socket, conns)()
 	if err := r.load("notes"); err != nil {
 		t.Fatal(err)
 	}
@@ -446,4 +466,25 @@ func TestSocketPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Close()
+}
+
+// A server that is replaced again and again is connected as soon as its socket is there, however
+// long the back-off is by then. Calls wait for it.
+func TestReplacedSockets(t *testing.T) {
+	t.Parallel()
+	r := newHarness(t)
+	bin, socket := r.socketPlugin()
+	stop := socketServer(t, bin, socket, nil)
+	defer func() { stop() }()
+	if err := r.load("notes"); err != nil {
+		t.Fatal(err)
+	}
+	for range 9 {
+		stop()
+		for r.h.List()[0].State == "up" {
+			time.Sleep(time.Millisecond)
+		}
+		stop = socketServer(t, bin, socket, nil)
+		r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`)
+	}
 }

@@ -30,14 +30,14 @@ const (
 	minBackoff        = 100 * time.Millisecond
 	maxBackoff        = 30 * time.Second
 	stableAfter       = 10 * time.Second       // a connection of this length resets the back-off
-	socketPoll        = 100 * time.Millisecond // between two looks for a new socket
+	socketPoll        = 100 * time.Millisecond // between two checks for a new socket
 )
 
 // run keeps the plugin running until ctx ends, beginning with a connection if there is one. It
 // calls offer after the first successful handshake of its own; an error of offer ends it.
 func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 	for attempts := 0; ; {
-		start := time.Now()
+		start, used := time.Now(), p.socketID()
 		var err error
 		reason := ""
 		if c == nil {
@@ -72,7 +72,7 @@ func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 		if p.onDown != nil && offer == nil {
 			p.onDown(p.manifest.Name, reason)
 		}
-		if err := p.waitRetry(ctx, wait); err != nil {
+		if err := p.waitRetry(ctx, wait, used); err != nil {
 			return err
 		}
 	}
@@ -90,12 +90,12 @@ func backoff(attempts int) time.Duration {
 	return wait/2 + rand.N(wait/2)
 }
 
-// waitRetry waits until the time is over or the plugin has another socket.
-func (p *Plugin) waitRetry(ctx context.Context, wait time.Duration) error {
+// waitRetry waits until the time is over or the plugin has another socket than the one that was
+// used.
+func (p *Plugin) waitRetry(ctx context.Context, wait time.Duration, used string) error {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	var poll <-chan time.Time
-	before := p.socketID()
 	if p.socket != "" {
 		ticker := time.NewTicker(socketPoll)
 		defer ticker.Stop()
@@ -108,7 +108,7 @@ func (p *Plugin) waitRetry(ctx context.Context, wait time.Duration) error {
 		case <-timer.C:
 			return nil
 		case <-poll:
-			if now := p.socketID(); now != before && now != "" {
+			if now := p.socketID(); now != used && now != "" {
 				return nil
 			}
 		}
