@@ -13,7 +13,7 @@
 // Callers decide by type, with errors.As:
 //
 //   - *Error: the server answered with an error; it has the code and the HTTP status.
-//   - *ToolError: a tool answered with an error of its own.
+//   - *ToolError: a tool answered with an error.
 //   - *TransportError: there was no response; its Kind says why.
 //   - *StreamClosedError: the relay ended a metric stream.
 //   - *ProtocolError: the response violates the protocol.

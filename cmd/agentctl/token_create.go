@@ -36,7 +36,7 @@ func newTokenCreate() *cobra.Command {
 With --relay and --token-file the relay creates the token, in the tenant of a token that has
 tokens:write (class tenant-admin). It cannot hold a scope that this token lacks.
 
-A plugin can have scopes of its own, such as notes:read. No class has them: name each one with
+A plugin can define scopes, such as notes:read. No class has them: name each one with
 --add-scope, or with --scope. --topic limits a token to topics of events, for programs that publish
 or follow only some.
 

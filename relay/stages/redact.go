@@ -237,7 +237,7 @@ type rewriter struct {
 	enc     *jsontext.Encoder
 	changed bool
 
-	// keepsTypes replaces a secret by a value of its own type; pointers are where that is no string.
+	// keepsTypes replaces a secret by a value of the same type; pointers are where that is no string.
 	keepsTypes bool
 	pointers   []jsontext.Pointer
 }

@@ -101,7 +101,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// Whatever an adopted server answers reaches the caller, with names and URIs of its own plugin.
+// Whatever an adopted server answers reaches the caller, with the names and URIs of its plugin.
 func TestAdoptedResults(t *testing.T) {
 	t.Parallel()
 	r := newHarness(t)

@@ -55,7 +55,7 @@ func TestParseManifest(t *testing.T) {
 	}
 }
 
-// A manifest declares scopes of its own plugin, in both spellings, and no other's.
+// A manifest declares scopes that begin with the plugin's name, in both spellings, and no others.
 func TestManifestScopes(t *testing.T) {
 	const text = `{"name": "notes", "version": "1.0.0", "capabilities": ["notes.read", "tickets.read", "notes:admin_delete"],
   "tools": [{"name": "notes.list", "description": "Lists.", "inputSchema": {"type": "object"}, "capability": "notes:read"},

@@ -114,7 +114,7 @@ func npmBin(prefix, name string) (string, error) {
 		}
 	}
 	if bin == "" || !filepath.IsLocal(bin) {
-		return "", fmt.Errorf("package %s has no program of its own name; install it and adopt one of its programs", name)
+		return "", fmt.Errorf("package %s has no program with its name; install it and adopt one of its programs", name)
 	}
 	return filepath.Join(dir, bin), nil
 }

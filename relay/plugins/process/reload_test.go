@@ -131,6 +131,20 @@ func TestReloadThatFails(t *testing.T) {
 	}
 }
 
+// slowCall starts a call of the plugin odd, the first one, and returns once it is in flight.
+func (r *harness) slowCall() (ended <-chan error) {
+	r.t.Helper()
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.call("odd.do", `{"slow":1}`)
+		done <- err
+	}()
+	for r.k.Info().Plugins[0].Calls == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	return done
+}
+
 // A reload that waited for calls in flight and then had too little time says so.
 func TestReloadAfterReload(t *testing.T) {
 	t.Parallel()
@@ -139,14 +153,7 @@ func TestReloadAfterReload(t *testing.T) {
 	if err := r.load("odd"); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error)
-	go func() {
-		_, err := r.call("odd.do", `{"slow":1}`)
-		ended <- err
-	}()
-	for r.k.Info().Plugins[0].Calls == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	ended := r.slowCall()
 	r.replace("odd", versioned("2"))
 	r.mustReload("odd")
 	r.replace("odd", "#!/bin/sh\nexec sleep 60\n")
@@ -169,14 +176,7 @@ func TestUnloadDrains(t *testing.T) {
 	if err := r.load("odd"); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error)
-	go func() {
-		_, err := r.call("odd.do", `{"slow":1}`)
-		ended <- err
-	}()
-	for r.k.Info().Plugins[0].Calls == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	ended := r.slowCall()
 	if err := r.h.Unload(t.Context(), "odd"); err != nil {
 		t.Fatal(err)
 	}

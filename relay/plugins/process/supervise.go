@@ -34,7 +34,7 @@ const (
 )
 
 // run keeps the plugin running until ctx ends, beginning with a connection if there is one. It
-// calls offer after the first successful handshake of its own; an error of offer ends it.
+// calls offer after the first successful handshake that it makes; an error of offer ends it.
 func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 	for attempts := 0; ; {
 		start, used := time.Now(), p.socketID()
