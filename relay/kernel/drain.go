@@ -53,12 +53,11 @@ func (k *Kernel) Retire(p Plugin) (drained <-chan struct{}) {
 	name := p.Manifest().Name
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l, ok := k.plugins[name]
-	if !ok || l.plugin != p {
+	l := k.loadedLocked(name, p)
+	if l == nil {
 		return closed
 	}
-	k.removeLocked(l)
-	k.notifyListsLocked(l.manifest)
+	k.unloadLocked(l)
 	return k.drainLocked(l)
 }
 
@@ -67,8 +66,7 @@ func (k *Kernel) IsLoaded(p Plugin) bool {
 	name := p.Manifest().Name
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	l := k.plugins[name]
-	return l != nil && l.plugin == p
+	return k.loadedLocked(name, p) != nil
 }
 
 // closed is the channel of a plugin that had no call in flight.

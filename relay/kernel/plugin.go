@@ -377,12 +377,21 @@ func (k *Kernel) Unload(p Plugin) bool {
 	name := p.Manifest().Name
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	l, ok := k.plugins[name]
-	if !ok || l.plugin != p {
+	l := k.loadedLocked(name, p)
+	if l == nil {
 		return false
 	}
 	k.unloadLocked(l)
 	return true
+}
+
+// loadedLocked returns the entry of p, or nil if it is not loaded, or another plugin of its name is.
+// mu is held.
+func (k *Kernel) loadedLocked(name string, p Plugin) *loaded {
+	if l := k.plugins[name]; l != nil && l.plugin == p {
+		return l
+	}
+	return nil
 }
 
 // UnloadByName removes the plugin that ref names: NAME, or NAME@VERSION, which must be the
