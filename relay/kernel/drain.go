@@ -57,7 +57,7 @@ func (k *Kernel) Retire(p Plugin) (drained <-chan struct{}) {
 	if l == nil {
 		return closed
 	}
-	k.unloadLocked(l)
+	k.withdrawLocked(l)
 	return k.drainLocked(l)
 }
 

@@ -414,10 +414,17 @@ func (k *Kernel) UnloadByName(ref string) error {
 	return nil
 }
 
+// unloadLocked unloads a plugin without waiting for its calls. mu is held.
 func (k *Kernel) unloadLocked(l *loaded) {
+	k.withdrawLocked(l)
+	k.retireLocked(l)
+}
+
+// withdrawLocked removes a plugin from the registry, and notifies who has its lists. The caller
+// retires it. mu is held.
+func (k *Kernel) withdrawLocked(l *loaded) {
 	hadPrompts := slices.Contains(k.methods[methodPrompts], l)
 	k.removeLocked(l)
-	k.retireLocked(l)
 	k.notifyListsLocked(l.manifest)
 	if hadPrompts {
 		k.notify.push(l.manifest.Tenant, Change{Prompts: true}, "")
