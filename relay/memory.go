@@ -92,6 +92,7 @@ type memoryTuner struct {
 	accepted  uint64    // devices since the start, at the last adjust
 	allocated uint64    // bytes since the start, at the last adjust
 	percent   int       // GC percent in force; 0: GOGC decides
+	adjusted  time.Time // the last adjust
 	loadedAt  time.Time // when the relay was not quiet
 	busyAt    time.Time // when the relay was not calm
 	trimmedAt time.Time
@@ -100,7 +101,8 @@ type memoryTuner struct {
 // newMemoryTuner makes a tuner that leaves GOGC alone if it is set. devices counts those that are
 // linked, and those accepted since the start.
 func newMemoryTuner(devices func() (linked int, accepted uint64)) *memoryTuner {
-	m := &memoryTuner{devices: devices, loadedAt: time.Now(), busyAt: time.Now(), samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+	now := time.Now()
+	m := &memoryTuner{devices: devices, adjusted: now, loadedAt: now, busyAt: now, samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}
 	metrics.Read(m.samples)
 	m.allocated = uint64Of(&m.samples[1])
@@ -122,9 +124,10 @@ func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
 	linked, accepted := m.devices()
-	const perSecond = uint64(time.Second / adjustInterval)
-	rate, arrivals := perSecond*(allocs-m.allocated), perSecond*(accepted-m.accepted)
-	m.allocated, m.accepted = allocs, accepted
+	// A busy machine adjusts late. What it allocated meanwhile is no reason to call the relay busy.
+	elapsed := max(now.Sub(m.adjusted), adjustInterval).Seconds()
+	rate, arrivals := uint64(float64(allocs-m.allocated)/elapsed), uint64(float64(accepted-m.accepted)/elapsed)
+	m.allocated, m.accepted, m.adjusted = allocs, accepted, now
 	if rate >= live/quietPart {
 		m.loadedAt = now
 	}
@@ -145,12 +148,15 @@ func (m *memoryTuner) setPercent(p int) {
 
 // mayTrim reports whether memory is to be returned now, and notes that it was. rate is how many
 // bytes the relay allocates in a second, live how many are live, and unused how many can be
-// returned.
+// returned as far as is known: what died since the last collection still counts as live. A load
+// may end right after a collection, and a calm relay would come to the next one only when the
+// runtime forces it, so the first time after a load does not ask how much is unused.
 func (m *memoryTuner) mayTrim(now time.Time, rate, live, unused uint64) bool {
 	if rate > maxCalmAllocation {
 		m.busyAt = now
 	}
-	if now.Sub(m.busyAt) < minCalm || unused < max(minTrimSize, live/trimPart) || now.Sub(m.trimmedAt) < trimInterval*time.Duration(live>>20) {
+	isFirst := m.trimmedAt.Before(m.busyAt)
+	if now.Sub(m.busyAt) < minCalm || !isFirst && unused < max(minTrimSize, live/trimPart) || now.Sub(m.trimmedAt) < trimInterval*time.Duration(live>>20) {
 		return false
 	}
 	m.trimmedAt = now

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
 )
@@ -67,6 +69,43 @@ func TestTrimInProportion(t *testing.T) {
 		if least := max(minTrimSize, live/trimPart); second(0, least-1) || !second(0, least) {
 			t.Errorf("%d MiB live: %d bytes are not the least that is returned", live>>20, least)
 		}
+	}
+}
+
+// TestTrimAfterLoad: the end of a load returns memory once even if nothing is known to be unused,
+// because all of it was live at the last collection.
+func TestTrimAfterLoad(t *testing.T) {
+	t.Setenv("GOGC", "off") // no collection but those of the tuner
+	old := debug.SetGCPercent(-1)
+	defer debug.SetGCPercent(old)
+	m := newMemoryTuner(func() (int, uint64) { return 0, 0 })
+	now := time.Now()
+	sink = make([]byte, 32<<20)
+	runtime.GC()
+	m.adjust(now.Add(time.Second)) // busy
+	sink = nil
+	for end := now.Add(time.Minute); now.Before(end); now = now.Add(adjustInterval) {
+		m.adjust(now.Add(time.Second))
+	}
+	if m.trimmedAt.IsZero() {
+		t.Fatal("nothing was returned after a load")
+	}
+	var stats runtime.MemStats
+	if runtime.ReadMemStats(&stats); stats.HeapInuse > 24<<20 {
+		t.Errorf("%d bytes in use after a load of 32 MiB", stats.HeapInuse)
+	}
+}
+
+// TestLateAdjust: a tuner that could not run for a while counts what was allocated meanwhile per
+// second, not as if it had been allocated in one interval.
+func TestLateAdjust(t *testing.T) {
+	t.Setenv("GOGC", "400") // leave this process's percentage alone
+	m := newMemoryTuner(func() (int, uint64) { return 0, 0 })
+	begin := m.busyAt
+	sink = make([]byte, maxCalmAllocation/2)
+	m.adjust(begin.Add(time.Second))
+	if !m.busyAt.Equal(begin) {
+		t.Errorf("%d bytes in a second are called a load", maxCalmAllocation/2)
 	}
 }
 
