@@ -9,6 +9,8 @@ import (
 	"runtime/metrics"
 	"syscall"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // How the relay sizes its heap. Messages of MCP clients make much garbage and leave little
@@ -36,7 +38,8 @@ const (
 	arrivalPart        = 100 // of the linked devices: when as many arrive in a second
 	quietPart          = 64  // of the live heap: a quiet relay allocates less in a second
 
-	maxCalmAllocation = 1 << 20                // bytes a second in a calm relay
+	maxCalmAllocation = 1 << 20                // bytes a second in a calm relay,
+	calmBurst         = 8 << 20                // and at once: a scrape of /metrics is no load
 	minCalm           = 15 * time.Second       // before a relay counts as quiet or calm: a load may have pauses
 	trimPart          = 8                      // of the live heap is returned at least,
 	minTrimSize       = 512 << 10              // and this many bytes
@@ -89,20 +92,19 @@ func gcPercent(live uint64, isQuiet bool, linked int, arrivals uint64) int {
 type memoryTuner struct {
 	devices   func() (linked int, accepted uint64)
 	samples   []metrics.Sample
-	accepted  uint64    // devices since the start, at the last adjust
-	allocated uint64    // bytes since the start, at the last adjust
-	percent   int       // GC percent in force; 0: GOGC decides
-	adjusted  time.Time // the last adjust
-	loadedAt  time.Time // when the relay was not quiet
-	busyAt    time.Time // when the relay was not calm
+	accepted  uint64        // devices since the start, at the last adjust
+	allocated uint64        // bytes since the start, at the last adjust
+	percent   int           // GC percent in force; 0: GOGC decides
+	calm      *rate.Limiter // allows the bytes that a calm relay allocates
+	loadedAt  time.Time     // when the relay was not quiet
+	busyAt    time.Time     // when the relay was not calm
 	trimmedAt time.Time
 }
 
 // newMemoryTuner makes a tuner that leaves GOGC alone if it is set. devices counts those that are
 // linked, and those accepted since the start.
 func newMemoryTuner(devices func() (linked int, accepted uint64)) *memoryTuner {
-	now := time.Now()
-	m := &memoryTuner{devices: devices, adjusted: now, loadedAt: now, busyAt: now, samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+	m := &memoryTuner{devices: devices, calm: newCalm(), loadedAt: time.Now(), busyAt: time.Now(), samples: []metrics.Sample{{Name: "/gc/heap/live:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/free:bytes"}}}
 	metrics.Read(m.samples)
 	m.allocated = uint64Of(&m.samples[1])
@@ -112,6 +114,8 @@ func newMemoryTuner(devices func() (linked int, accepted uint64)) *memoryTuner {
 	}
 	return m
 }
+
+func newCalm() *rate.Limiter { return rate.NewLimiter(maxCalmAllocation, calmBurst) }
 
 // run adjusts the collector until ctx ends.
 func (m *memoryTuner) run(ctx context.Context) {
@@ -124,15 +128,14 @@ func (m *memoryTuner) adjust(now time.Time) {
 	metrics.Read(m.samples)
 	live, allocs, objects, free := uint64Of(&m.samples[0]), uint64Of(&m.samples[1]), uint64Of(&m.samples[2]), uint64Of(&m.samples[3])
 	linked, accepted := m.devices()
-	// A busy machine adjusts late. What it allocated meanwhile is no reason to call the relay busy.
-	elapsed := max(now.Sub(m.adjusted), adjustInterval).Seconds()
-	rate, arrivals := uint64(float64(allocs-m.allocated)/elapsed), uint64(float64(accepted-m.accepted)/elapsed)
-	m.allocated, m.accepted, m.adjusted = allocs, accepted, now
-	if rate >= live/quietPart {
+	const perSecond = uint64(time.Second / adjustInterval)
+	allocated, arrivals := allocs-m.allocated, perSecond*(accepted-m.accepted)
+	m.allocated, m.accepted = allocs, accepted
+	if perSecond*allocated >= live/quietPart {
 		m.loadedAt = now
 	}
 	m.setPercent(gcPercent(live, now.Sub(m.loadedAt) >= minCalm, linked, arrivals))
-	if m.mayTrim(now, rate, live, objects-min(live, objects)+free) {
+	if m.mayTrim(now, allocated, live, objects-min(live, objects)+free) {
 		debug.FreeOSMemory()
 	}
 }
@@ -146,13 +149,13 @@ func (m *memoryTuner) setPercent(p int) {
 	}
 }
 
-// mayTrim reports whether memory is to be returned now, and notes that it was. rate is how many
-// bytes the relay allocates in a second, live how many are live, and unused how many can be
-// returned as far as is known: what died since the last collection still counts as live. A load
+// mayTrim reports whether memory is to be returned now, and notes that it was. allocated is how
+// many bytes the relay allocated since the last time, live how many are live, and unused how many
+// can be returned as far as is known: what died since the last collection still counts as live. A load
 // may end right after a collection, and a calm relay would come to the next one only when the
 // runtime forces it, so the first time after a load does not ask how much is unused.
-func (m *memoryTuner) mayTrim(now time.Time, rate, live, unused uint64) bool {
-	if rate > maxCalmAllocation {
+func (m *memoryTuner) mayTrim(now time.Time, allocated, live, unused uint64) bool {
+	if !m.calm.AllowN(now, int(min(allocated, math.MaxInt32))) {
 		m.busyAt = now
 	}
 	isFirst := m.trimmedAt.Before(m.busyAt)

@@ -38,11 +38,11 @@ func TestGCPercent(t *testing.T) {
 // proportion to its live heap.
 func TestTrimInProportion(t *testing.T) {
 	for _, live := range []uint64{1 << 20, 4 << 20, 24 << 20, 100 << 20} {
-		var m memoryTuner
 		now := time.Now()
-		second := func(rate, unused uint64) bool {
+		m := memoryTuner{calm: newCalm(), busyAt: now}
+		second := func(allocated, unused uint64) bool {
 			now = now.Add(time.Second)
-			return m.mayTrim(now, rate, live, unused)
+			return m.mayTrim(now, allocated, live, unused)
 		}
 		wait := func(limit time.Duration) time.Duration {
 			begin := now
@@ -54,7 +54,7 @@ func TestTrimInProportion(t *testing.T) {
 			return now.Sub(begin)
 		}
 		for range 30 {
-			if second(maxCalmAllocation+1, 1<<40) {
+			if second(2*maxCalmAllocation, 1<<40) {
 				t.Fatalf("%d MiB live: returned under load", live>>20)
 			}
 		}
@@ -96,17 +96,22 @@ func TestTrimAfterLoad(t *testing.T) {
 	}
 }
 
-// TestLateAdjust: a tuner that could not run for a while counts what was allocated meanwhile per
-// second, not as if it had been allocated in one interval.
-func TestLateAdjust(t *testing.T) {
-	t.Setenv("GOGC", "400") // leave this process's percentage alone
-	m := newMemoryTuner(func() (int, uint64) { return 0, 0 })
-	begin := m.busyAt
-	sink = make([]byte, maxCalmAllocation/2)
-	m.adjust(begin.Add(time.Second))
-	if !m.busyAt.Equal(begin) {
-		t.Errorf("%d bytes in a second are called a load", maxCalmAllocation/2)
+// TestScrapesAreCalm: large requests that come rarely do not keep a relay from returning memory.
+func TestScrapesAreCalm(t *testing.T) {
+	m := memoryTuner{calm: newCalm()}
+	now := time.Now()
+	m.busyAt = now
+	for i := range 4 * 60 {
+		now = now.Add(adjustInterval)
+		allocated := uint64(10 << 10)
+		if i%40 == 0 {
+			allocated = 6 << 20
+		}
+		if m.mayTrim(now, allocated, 8<<20, 0) {
+			return
+		}
 	}
+	t.Error("6 MiB every 10 s are called a load")
 }
 
 // TestMemoryIsReturned: the figures of the runtime make a tuner return memory after a load.
