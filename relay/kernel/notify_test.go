@@ -409,3 +409,36 @@ func TestWatchesAreBounded(t *testing.T) {
 		t.Errorf("after a release: %v", err)
 	}
 }
+
+// TestPromptsListChanged: the list of prompts changes when a plugin that has some comes, goes, or is
+// replaced by a version without.
+func TestPromptsListChanged(t *testing.T) {
+	k := kernel.New(kernel.Options{})
+	s := subscribe(t, k, "a")
+	with := &methods{plugin: newPlugin("p", "", "x:y"), serves: []string{"prompts/list"}}
+	without := newPlugin("p", "", "x:y")
+	without.m.Version = "2.0.0"
+	replace := func(p kernel.Plugin) {
+		t.Helper()
+		if _, err := k.Replace(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		name string
+		do   func()
+		want bool
+	}{
+		{"loaded", func() { load(t, k, with) }, true},
+		{"replaced by one without", func() { replace(without) }, true},
+		{"replaced by one with prompts", func() { replace(with) }, true},
+		{"retired", func() { <-k.Retire(with) }, true},
+		{"loaded without", func() { load(t, k, without) }, false},
+		{"unloaded without", func() { k.Unload(without) }, false},
+	} {
+		step.do()
+		if c := s.Next(); c.Prompts != step.want {
+			t.Errorf("%s: list_changed of prompts is %t, want %t", step.name, c.Prompts, step.want)
+		}
+	}
+}

@@ -198,7 +198,9 @@ func (k *Kernel) load(p Plugin, replace, drain bool) (drained <-chan struct{}, e
 	if err := k.admitLocked(m, old, replace); err != nil {
 		return nil, fmt.Errorf("load plugin %s: %w", m.Name, err)
 	}
+	promptsChange := slices.Contains(methods, methodPrompts)
 	if old != nil {
+		promptsChange = promptsChange || slices.Contains(k.methods[methodPrompts], old)
 		k.removeLocked(old)
 	}
 	k.insertLocked(l, methods)
@@ -211,7 +213,7 @@ func (k *Kernel) load(p Plugin, replace, drain bool) (drained <-chan struct{}, e
 		k.retireLocked(old)
 	}
 	k.notifyReplacedLocked(old, m)
-	if slices.Contains(methods, methodPrompts) {
+	if promptsChange {
 		k.notify.push(m.Tenant, Change{Prompts: true}, "")
 	}
 	return drained, nil
