@@ -140,7 +140,7 @@ var allowed = map[string]string{
 	"relay/plugins/control":     "lazyregexp manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/directory":   "lazyregexp manifest relay/kernel relay/plugins/arguments",
 	"relay/plugins/fleet":       "duration lazyregexp manifest relay/kernel relay/plugins/arguments suggest",
-	"relay/plugins/process":     "lazyregexp manifest relay/kernel relay/plugins/sandbox strictjson suggest",
+	"relay/plugins/process":     "atomicfile lazyregexp manifest relay/kernel relay/plugins/sandbox strictjson suggest",
 	"relay/plugins/sandbox":     "",
 	"relay/plugins/triage":      "",
 	"relay/plugins/tickets":     "lazyregexp manifest relay/kernel relay/plugins/arguments",

@@ -35,8 +35,8 @@ type adoption struct {
 	dryRun    bool
 
 	name   string
-	folder string // of the plugin
-	stage  string // where the server starts: folder, or a new one with an installed package
+	folder string         // of the plugin
+	stage  *process.Stage // where a new command is made ready; nil without one
 	had    *process.PluginManifest
 	old    []byte // plugin.json, if there is one
 }
@@ -105,23 +105,24 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	if err := a.addFlags(&m); err != nil {
 		return err
 	}
-	defer func() {
-		if a.stage != a.folder {
-			_ = os.RemoveAll(a.stage)
-		}
-	}()
+	start := a.folder // where the server starts
 	if len(command) > 0 {
-		if err := a.prepare(cmd, &m); err != nil {
+		err := a.prepare(cmd, &m)
+		if a.stage != nil {
+			defer a.stage.Remove()
+		}
+		if err != nil {
 			return err
 		}
+		start = a.stage.Dir()
 	}
 	// The folder that a link leads to may be one that only root finds, as that of a DynamicUser= is.
 	private, err := filepath.EvalSymlinks(a.stateDir)
 	if err != nil {
 		return err
 	}
-	o := process.AdoptOptions{Name: a.name, Folder: a.stage, Command: m.Command, Env: m.Env, Sandbox: m.Sandbox,
-		Private: []string{private}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: ownerOf(a.stateDir)}
+	o := process.AdoptOptions{Name: a.name, Folder: start, Command: m.Command, Env: m.Env, Sandbox: m.Sandbox,
+		Private: []string{private}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: process.OwnerOf(a.stateDir)}
 	found, err := process.Adopt(cmd.Context(), o)
 	if err != nil {
 		return a.explain(err)
@@ -153,7 +154,6 @@ func (a *adoption) locate() (err error) {
 		return err
 	}
 	a.folder = filepath.Join(a.pluginDir, a.name)
-	a.stage = a.folder
 	a.old, err = os.ReadFile(filepath.Join(a.folder, "plugin.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
