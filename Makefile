@@ -8,7 +8,7 @@ BOARD       ?= $(BIN)/agentctl-board
 DIST        := dist
 VERSION     ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 BUILT_AT    ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-LDFLAGS     := -s -w -buildid= -X main.version=$(VERSION) -X main.stamp=agentctl-version=$(VERSION);agentctl-built=$(BUILT_AT); -X main.builtAt=$(BUILT_AT)
+LDFLAGS     := -s -w -buildid= -X agentctl/cmd/internal/cli.Version=$(VERSION) -X agentctl/cmd/internal/cli.Stamp=agentctl-version=$(VERSION);agentctl-built=$(BUILT_AT); -X agentctl/cmd/internal/cli.BuiltAt=$(BUILT_AT)
 BUILD       := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 BOARD_TAG   := agentctl_omit_relay
 # The board build, for flash cards (docs/performance.md, "The size of the board build"):

@@ -65,6 +65,7 @@ var rules = []struct {
 	{"relay/stages", []string{"relay/hub", "relay/mcp/...", "relay/auth", "relay/gateway", "relay/plugins/...", "relay"}, nil, "stages see requests, not endpoints or plugins"},
 	{"relay/gateway", []string{"transport/link", "relay/kernel", "relay/pipeline", "relay/stages", "relay/hub", "relay/mcp/...", "relay/auth", "relay/eventlog", "relay/plugins/...", "relay"}, nil, "topics, tokens and the log reach the gateway as small interfaces"},
 	{"relay/plugins/...", []string{"relay/stages", "relay/eventlog", "relay/gateway", "relay/hub", "relay/mcp/...", "relay/auth", "relay", "transport/..."}, nil, "plugins use the kernel's API only"},
+	{"cmd/internal/cli", []string{"daemon", "doctor", "demo", "handlers", "joinctl", "mcplocal", "relay/...", "cmd/..."}, nil, "every package of commands uses it, also those for macOS and Windows"},
 	{"...", []string{"github.com/spf13/..."}, []string{"cmd/..."}, "flags, files and environment are parsed in cmd"},
 	{"...", []string{"github.com/spf13/cobra/doc"}, nil, "man pages are made by a test when packages are made; the generator stays out of the binary"},
 	{"...", []string{"github.com/shirou/gopsutil/..."}, []string{"prober/..."}, "the sampler owns the machine's readings"},

@@ -60,7 +60,7 @@ func binary(t testing.TB, name, tags string, env ...string) string {
 		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
-			"-ldflags", "-s -w -X main.version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
+			"-ldflags", "-s -w -X agentctl/cmd/internal/cli.Version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
 		if tags == "agentctl_omit_relay" {
 			cmd = exec.CommandContext(ctx, "make", "-s", "-C", "..", "board", "BOARD="+path, "VERSION="+testVersion)
 			env = append(env, "MAKEFLAGS=", "MAKELEVEL=")

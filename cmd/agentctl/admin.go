@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 )
@@ -17,18 +18,18 @@ import (
 // adminFlags are the flags of commands that administer a tenant: over HTTP, or in the state
 // directory of a relay on this machine.
 type adminFlags struct {
-	relay    relayFlags
+	relay    cli.RelayFlags
 	stateDir string
 	tenant   string
-	out      output
+	out      cli.Output
 }
 
 // flags adds the flags; byDefault says which tenant a command in a state directory works on.
 func (f *adminFlags) flags(c *cobra.Command, byDefault string) {
-	f.relay.flags(c)
-	stateDirFlag(c, &f.stateDir)
+	f.relay.AddFlags(c)
+	cli.AddStateDirFlag(c, &f.stateDir)
 	c.Flags().StringVar(&f.tenant, "tenant", "", "with a state directory: the `TENANT` (default: "+byDefault+")")
-	f.out.flags(c)
+	f.out.AddFlags(c)
 }
 
 // isRemote reports whether the flags name a relay to call. Without any, the commands use the
@@ -36,7 +37,7 @@ func (f *adminFlags) flags(c *cobra.Command, byDefault string) {
 // context of 'agentctl login'.
 func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
 	changed := cmd.Flags().Changed
-	if changed("relay") || changed("token-file") || f.relay.tokenFile != "" && !changed("state-dir") {
+	if changed("relay") || changed("token-file") || f.relay.TokenFile != "" && !changed("state-dir") {
 		return true
 	}
 	if changed("state-dir") || os.Getenv("AGENTCTL_STATE_DIR") != "" {
@@ -45,7 +46,7 @@ func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
 	if _, err := os.Stat(f.stateDir); !errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	saved, err := f.relay.context()
+	saved, err := f.relay.Context()
 	return saved != nil || err != nil
 }
 
@@ -54,11 +55,11 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 	if f.isRemote(cmd) {
 		switch {
 		case cmd.Flags().Changed("state-dir"):
-			return exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+			return cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
 		case f.tenant != "":
-			return exit(exitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
+			return cli.Errorf(cli.ExitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
 		}
-		rc, err := f.relay.client()
+		rc, err := f.relay.Client()
 		if err != nil {
 			return err
 		}
@@ -83,5 +84,5 @@ func (f *adminFlags) local(cmd *cobra.Command) localChanger {
 
 // where is what the next command needs to find the same relay.
 func (f *adminFlags) where(cmd *cobra.Command) string {
-	return flagsAgain(cmd, "state-dir", "relay", "token-file", "ca-file", "ca-sha256")
+	return cli.GivenFlags(cmd, "state-dir", "relay", "token-file", "ca-file", "ca-sha256")
 }

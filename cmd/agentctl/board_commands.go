@@ -4,9 +4,6 @@ package main
 
 import "github.com/spf13/cobra"
 
-// isLinux reports whether a daemon or a relay can be on this machine.
-const isLinux = true
-
 // addBoardCommands adds the commands of a board: its daemon, and what asks it over its socket.
 func addBoardCommands(root *cobra.Command) {
 	root.AddCommand(newRun(), newJoin(), newLeave(), newStatus(), newSnapshot(), newWatch(), newBurst(), newStart(), newStop(), newDoctor(), newConfig(), newJournalHelper(), newProcessesHelper())

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
@@ -29,10 +30,10 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 		Example: "  agentctl burst\n  agentctl burst --interval 200ms --for 2m\n  agentctl burst --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < config.MinInterval || interval > config.MaxInterval {
-				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", interval)
+				return cli.Errorf(cli.ExitUsage, "--interval %s is out of range: 100ms to 60s", interval)
 			}
 			if dur < config.MinInterval || dur > maxBurst {
-				return exit(exitUsage, "--for %s is out of range: 100ms to 10m", dur)
+				return cli.Errorf(cli.ExitUsage, "--for %s is out of range: 100ms to 10m", dur)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
 				ch.Undo = "none needed: it falls back by itself"

@@ -11,14 +11,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/term"
 )
 
 func newCall() *cobra.Command {
-	var rf relayFlags
-	var out output
-	var limit limits
+	var rf cli.RelayFlags
+	var out cli.Output
+	var limit cli.Limits
 	var stream streamFlags
 	var args string
 	c := &cobra.Command{
@@ -53,13 +54,13 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
   agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, argv []string) error {
-			if err := errors.Join(limit.check(), stream.check()); err != nil {
+			if err := errors.Join(limit.Check(), stream.check()); err != nil {
 				return err
 			}
 			if _, err := toolArguments(args, argv[1:], nil); err != nil { // what is wrong with them needs no relay
 				return err
 			}
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -67,7 +68,7 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			if err != nil {
 				return err
 			}
-			ctx, cancel := limit.context(cmd)
+			ctx, cancel := limit.Context(cmd)
 			defer cancel()
 			types := argumentTypes(ctx, rc, tool, argv[1:])
 			arguments, err := toolArguments(args, argv[1:], types)
@@ -80,7 +81,7 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 					if err := printFrame(cmd, &out, frame); err != nil {
 						return err
 					}
-					if frames++; frames == limit.count {
+					if frames++; frames == limit.Count {
 						return client.ErrStop
 					}
 					return nil
@@ -88,15 +89,15 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
 			}
 			answer, err := rc.Call(ctx, tool, arguments)
 			if err != nil {
-				return callFailed(cmd, &out, err, &callError{tool: tool, arguments: arguments, takes: slices.Sorted(maps.Keys(types))})
+				return callFailed(cmd, &out, err, &cli.CallError{Tool: tool, Arguments: arguments, Takes: slices.Sorted(maps.Keys(types))})
 			}
-			return out.print(cmd, answer, func() error { return printResult(cmd, answer) })
+			return out.Print(cmd, answer, func() error { return printResult(cmd, answer) })
 		},
 	}
-	rf.flags(c)
-	out.flags(c)
+	rf.AddFlags(c)
+	out.AddFlags(c)
 	c.Flags().StringVar(&args, "args", "", "the arguments as one `JSON` object")
-	limit.flags(c, "end a stream", "frames")
+	limit.AddFlags(c, "end a stream", "frames")
 	stream.flags(c)
 	return c
 }
@@ -116,23 +117,23 @@ func toolArguments(raw string, words []string, types map[string]manifest.Argumen
 	if raw == "" {
 		arguments, err := client.ParseArguments(words, types)
 		if err != nil {
-			return nil, exit(exitUsage, "%w", err)
+			return nil, cli.Errorf(cli.ExitUsage, "%w", err)
 		}
 		return arguments, nil
 	}
 	if len(words) > 0 {
-		return nil, exit(exitUsage, "give either --args or key=value words, not both")
+		return nil, cli.Errorf(cli.ExitUsage, "give either --args or key=value words, not both")
 	}
 	var m map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(raw), &m); err != nil || m == nil {
-		return nil, exit(exitUsage, "--args %.40q is not a JSON object, such as '{\"message\":\"hi\"}'", raw)
+		return nil, cli.Errorf(cli.ExitUsage, "--args %.40q is not a JSON object, such as '{\"message\":\"hi\"}'", raw)
 	}
 	return json.RawMessage(raw), nil
 }
 
 // printFrame prints one JSON value of a stream: a line, or with -o yaml a document.
-func printFrame(cmd *cobra.Command, out *output, frame []byte) error {
-	if out.format == "yaml" {
+func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
+	if out.Format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")
 		return term.WriteYAML(term.JSONWriter(cmd.OutOrStdout()), json.RawMessage(frame))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
@@ -85,21 +86,10 @@ func (b *contentBlock) String() string {
 	return fmt.Sprintf("[%s]", b.Type) // of a newer version of MCP; -o json prints it
 }
 
-// callError is the error of a call, with the tool, which decides what to do about it.
-type callError struct {
-	tool      string
-	arguments json.RawMessage
-	takes     []string // names of the tool's arguments; empty if they are not known
-	err       error
-}
-
-func (e *callError) Error() string { return e.err.Error() }
-func (e *callError) Unwrap() error { return e.err }
-
 // callFailed returns the error of a failed call. What a tool answers itself is the error's text, and
 // with -o it is printed as well.
-func callFailed(cmd *cobra.Command, out *output, err error, call *callError) error {
-	call.err = err
+func callFailed(cmd *cobra.Command, out *cli.Output, err error, call *cli.CallError) error {
+	call.Err = err
 	answer, ok := err.(*client.ToolError)
 	if !ok {
 		return call
@@ -108,37 +98,12 @@ func callFailed(cmd *cobra.Command, out *output, err error, call *callError) err
 	if text = strings.TrimSpace(text); !ok || text == "" {
 		text = string(answer.Result)
 	}
-	call.err = fmt.Errorf("%s: %s", call.tool, text)
-	if out.format == "" {
+	call.Err = fmt.Errorf("%s: %s", call.Tool, text)
+	if out.Format == "" {
 		return call
 	}
-	if err := out.print(cmd, answer.Result, nil); err != nil {
+	if err := out.Print(cmd, answer.Result, nil); err != nil {
 		return err
 	}
 	return call
-}
-
-// plugin is the name of the plugin that has the tool of a call by its name; "" for one of a board.
-func (e *callError) plugin() string {
-	if !isPluginTool(e.tool) {
-		return ""
-	}
-	name, _, _ := strings.Cut(e.tool, ".")
-	return name
-}
-
-// board is a board that the arguments of a fleet tool name, for a command to type.
-func (e *callError) board() string {
-	var args struct {
-		Board  string   `json:"board"`
-		Boards []string `json:"boards"`
-	}
-	_ = json.Unmarshal(e.arguments, &args)
-	if args.Board == "" && len(args.Boards) > 0 {
-		args.Board = args.Boards[0]
-	}
-	if args.Board == "" || strings.ContainsFunc(args.Board, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
-		return "NODE"
-	}
-	return args.Board
 }

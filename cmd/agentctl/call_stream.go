@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 	"agentctl/transport/sse"
 )
@@ -26,14 +27,14 @@ func (f *streamFlags) flags(c *cobra.Command) {
 
 func (f *streamFlags) check() error {
 	if f.backfill && f.once {
-		return exit(exitUsage, "--backfill fills what was missed before a reconnection: leave out --no-reconnect")
+		return cli.Errorf(cli.ExitUsage, "--backfill fills what was missed before a reconnection: leave out --no-reconnect")
 	}
 	return nil
 }
 
 // run calls fn with each frame of a stream. Frames go to stdout; what happens to the
 // connection is said on stderr.
-func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *relayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
+func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.RelayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
 	if f.once {
 		err := rc.Metrics(ctx, tool, arguments, fn)
 		var closed *client.StreamClosedError
@@ -44,7 +45,7 @@ func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *relayFlag
 	}
 	said := "" // each reason once
 	follow := client.Follow{
-		Open: rf.client, Tool: tool, Arguments: arguments, Backfill: f.backfill, OnFrame: fn,
+		Open: rf.Client, Tool: tool, Arguments: arguments, Backfill: f.backfill, OnFrame: fn,
 		OnRetry: func(err error, _ time.Duration) {
 			if reason := err.Error(); reason != said {
 				said = reason

@@ -4,26 +4,15 @@ package main
 
 import (
 	"context"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 	"agentctl/relay/mcp/stdio"
 )
-
-// isLinux reports whether a daemon or a relay can be on this machine.
-const isLinux = false
-
-// systemName is how a person calls this system.
-func systemName() string {
-	if runtime.GOOS == "darwin" {
-		return "macOS"
-	}
-	return "Windows"
-}
 
 // addBoardCommands names the commands that a board has.
 func addBoardCommands(root *cobra.Command) {
@@ -53,14 +42,14 @@ func onlyOnLinux(name, next string) *cobra.Command {
 		Hidden:             true,
 		Args:               cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return exit(exitUsage, "%q works on Linux only, not on %s; %s", cmd.CommandPath(), systemName(), next)
+			return cli.Errorf(cli.ExitUsage, "%q works on Linux only, not on %s; %s", cmd.CommandPath(), cli.SystemName(), next)
 		},
 	}
 }
 
 // errNoStateDir reports a command that would need the state directory of a relay.
 func errNoStateDir() error {
-	return exit(exitUsage, "a relay and its state directory are on a Linux machine, not on %s; name the relay with --relay URL --token-file FILE, or type this on its machine", systemName())
+	return cli.Errorf(cli.ExitUsage, "a relay and its state directory are on a Linux machine, not on %s; name the relay with --relay URL --token-file FILE, or type this on its machine", cli.SystemName())
 }
 
 func tokenStore(*cobra.Command, string, bool) (*auth.Store, error) { return nil, errNoStateDir() }

@@ -1,20 +1,15 @@
 package main
 
 import (
-	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/monitor"
 )
-
-// completionTimeout bounds what completion asks a relay: nobody waits for a Tab.
-const completionTimeout = time.Second
 
 // completing reports whether a shell asks for completions. Other starts skip addCompletion,
 // which takes a tenth of a millisecond.
@@ -33,13 +28,13 @@ func addCompletion(c *cobra.Command) {
 	if c.ValidArgsFunction == nil && len(c.ValidArgs) == 0 && c.Name() != "help" {
 		switch {
 		case c.Name() == "call":
-			c.ValidArgsFunction = completeTools
+			c.ValidArgsFunction = cli.CompleteTools
 		case c.Name() == "start":
 			c.ValidArgsFunction = completeModuleArgs
 		case strings.Contains(c.Use, " NODE TAG"):
-			c.ValidArgsFunction = completeNodeTags
+			c.ValidArgsFunction = cli.CompleteNodeTags
 		case strings.Contains(c.Use, " NODE"):
-			c.ValidArgsFunction = completeNodes
+			c.ValidArgsFunction = cli.CompleteNodes
 		default:
 			c.ValidArgsFunction = cobra.NoFileCompletions
 		}
@@ -61,14 +56,14 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 		return completeModules
 	case name == "node", name == "board":
 		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-			return completeNodes(cmd, nil, word)
+			return cli.CompleteNodes(cmd, nil, word)
 		}
 	case name == "tag":
 		return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-			return completeTags(cmd, nil, word)
+			return cli.CompleteTags(cmd, nil, word)
 		}
 	case name == "context":
-		return completeContexts
+		return cli.CompleteContexts
 	case name == "tls":
 		return words("own", "files", "off")
 	case name == "log-level":
@@ -108,94 +103,5 @@ func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra
 
 func completeModuleArgs(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	left := slices.DeleteFunc(monitor.ModuleNames(), func(m string) bool { return slices.Contains(args, m) })
-	return withPrefix(left, word), cobra.ShellCompDirectiveNoFileComp
-}
-
-// withPrefix keeps the words that begin with prefix.
-func withPrefix(words []string, prefix string) []string {
-	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, prefix) })
-}
-
-// completionNodes asks the relay of the command's flags and environment for its boards, or for
-// the one that name means unless it is empty. completionTimeout bounds that, and it prints nothing:
-// a relay that does not answer means no candidates.
-func completionNodes(cmd *cobra.Command, name string) []client.Node {
-	rc, err := completionClient(cmd)
-	if err != nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
-	defer cancel()
-	if name != "" {
-		if n, err := rc.Node(ctx, name); err == nil {
-			return []client.Node{*n}
-		}
-		return nil
-	}
-	nodes, _ := rc.Nodes(ctx) // none on an error
-	return nodes
-}
-
-// completionClient is a client of the relay of the command's flags and environment.
-func completionClient(cmd *cobra.Command) (*client.Client, error) {
-	flag := func(name string) string {
-		if f := cmd.Flags().Lookup(name); f != nil {
-			return f.Value.String()
-		}
-		return ""
-	}
-	rf := relayFlags{relay: flag("relay"), tokenFile: flag("token-file"), caFile: flag("ca-file"), caSHA256: flag("ca-sha256"), set: cmd.Flags()}
-	return rf.client()
-}
-
-func completeNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	var out []string
-	if len(args) == 0 {
-		for _, n := range completionNodes(cmd, "") {
-			out = append(out, n.Label()+"\t"+n.State())
-		}
-	}
-	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeNodeTags completes NODE and then tags.
-func completeNodeTags(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return completeNodes(cmd, args, word)
-	}
-	return completeTags(cmd, args[1:], word)
-}
-
-// completeTags completes a tag that some board has, except those given already.
-func completeTags(cmd *cobra.Command, given []string, word string) ([]string, cobra.ShellCompDirective) {
-	var out []string
-	for _, n := range completionNodes(cmd, "") {
-		for _, t := range n.Tags {
-			if !slices.Contains(out, t) && !slices.Contains(given, t) {
-				out = append(out, t)
-			}
-		}
-	}
-	slices.Sort(out)
-	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
-}
-
-// completeTools completes NODE: and then its verbs.
-func completeTools(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var out []string
-	if name, _, ok := strings.Cut(word, ":"); ok {
-		for _, n := range completionNodes(cmd, name) {
-			for _, verb := range n.CallVerbs() {
-				out = append(out, name+":"+verb)
-			}
-		}
-		return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
-	}
-	for _, n := range completionNodes(cmd, "") {
-		out = append(out, n.Label()+":\t"+n.State())
-	}
-	return withPrefix(out, word), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
+	return cli.WithPrefix(left, word), cobra.ShellCompDirectiveNoFileComp
 }

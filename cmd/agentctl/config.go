@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/configctl"
 	"agentctl/control"
@@ -22,7 +23,7 @@ type configFlags struct {
 }
 
 func (f *configFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&f.path, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; read it without asking a daemon [AGENTCTL_CONFIG]")
+	c.Flags().StringVar(&f.path, "config", cli.EnvOr("AGENTCTL_CONFIG", ""), "configuration `FILE`; read it without asking a daemon [AGENTCTL_CONFIG]")
 	c.Flags().StringVar(&f.stateDir, "state-dir", "", "`DIR` of the daemon's state; read it without asking a daemon [AGENTCTL_STATE_DIR]")
 	c.Flags().StringVar(&f.socket, "socket", "", "`PATH` of the control socket [AGENTCTL_SOCKET]")
 }
@@ -36,7 +37,7 @@ func (f *configFlags) source() (config.Source, error) {
 		}
 		v, err := config.FindKey(name).Parse(text)
 		if err != nil {
-			return s, exit(exitUsage, "%w", err)
+			return s, cli.Errorf(cli.ExitUsage, "%w", err)
 		}
 		s.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
 	}
@@ -52,7 +53,7 @@ func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
 	}
 	socket := f.socket
 	if socket == "" {
-		socket = env("AGENTCTL_SOCKET", config.ClientSocket())
+		socket = cli.EnvOr("AGENTCTL_SOCKET", config.ClientSocket())
 	}
 	s.Daemon, err = control.Dial(ctx, socket)
 	if errors.Is(err, control.ErrNotRunning) {
@@ -97,7 +98,7 @@ those of the files. docs/config.md lists all keys.`,
 func needKey(name string) (*config.Key, error) {
 	k, err := config.NeedKey(name)
 	if err != nil {
-		return nil, exit(exitUsage, "%w", err)
+		return nil, cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	return k, nil
 }
@@ -106,7 +107,7 @@ func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string,
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return withPrefix(config.KeyNames(), toComplete), cobra.ShellCompDirectiveNoFileComp
+	return cli.WithPrefix(config.KeyNames(), toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
 // completeSetting completes a key, and its value where there are words for it.
@@ -122,7 +123,7 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 	if k.Kind == config.KindBool {
 		words = []string{"true", "false"}
 	}
-	return withPrefix(words, toComplete), cobra.ShellCompDirectiveNoFileComp
+	return cli.WithPrefix(words, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
 func newConfigValidate() *cobra.Command {
@@ -136,7 +137,7 @@ func newConfigValidate() *cobra.Command {
 			if len(args) == 1 {
 				given, errs := config.ReadFile(args[0])
 				if len(errs) > 0 {
-					return exit(exitFailure, "%w", errs)
+					return cli.Errorf(cli.ExitFailure, "%w", errs)
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s is valid: %d settings\n", args[0], len(given))
 				return nil
@@ -147,7 +148,7 @@ func newConfigValidate() *cobra.Command {
 			}
 			loaded, err := s.Load()
 			if err != nil {
-				return exit(exitFailure, "%w", err)
+				return cli.Errorf(cli.ExitFailure, "%w", err)
 			}
 			for _, note := range loaded.Notes {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)

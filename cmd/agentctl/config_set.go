@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/configctl"
 	"agentctl/control"
@@ -35,7 +36,7 @@ config.yaml. A running daemon applies it automatically.`,
 			}
 			v, err := k.Parse(args[1])
 			if err != nil {
-				return exit(exitUsage, "%s: %w", k.Name, err)
+				return cli.Errorf(cli.ExitUsage, "%s: %w", k.Name, err)
 			}
 			return f.change(cmd, k, v, dry)
 		},
@@ -100,11 +101,11 @@ func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dry
 func changeError(err error) error {
 	switch {
 	case errors.Is(err, configctl.ErrInFileOnly):
-		return exit(exitUsage, "%w: edit %s", err, config.DefaultPath())
+		return cli.Errorf(cli.ExitUsage, "%w: edit %s", err, config.DefaultPath())
 	case errors.Is(err, configctl.ErrNotSaved):
-		return exit(exitFailure, "%w (journalctl -u agentctl)", err)
+		return cli.Errorf(cli.ExitFailure, "%w (journalctl -u agentctl)", err)
 	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):
-		return exit(exitUnauthorized, "%w; use sudo", err)
+		return cli.Errorf(cli.ExitUnauthorized, "%w; use sudo", err)
 	}
 	return err
 }

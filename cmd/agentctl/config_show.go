@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/term"
 
@@ -16,7 +17,7 @@ import (
 
 func newConfigShow() *cobra.Command {
 	var f configFlags
-	var out output
+	var out cli.Output
 	var origin bool
 	c := &cobra.Command{
 		Use:     "show",
@@ -31,13 +32,13 @@ func newConfigShow() *cobra.Command {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
 			}
 			if origin {
-				return out.print(cmd, v, func() error { return printConfig(cmd.OutOrStdout(), &v, of, true) })
+				return out.Print(cmd, v, func() error { return printConfig(cmd.OutOrStdout(), &v, of, true) })
 			}
-			return out.print(cmd, v.GivenValues(), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
+			return out.Print(cmd, v.GivenValues(), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
 		},
 	}
 	f.add(c)
-	out.flags(c)
+	out.AddFlags(c)
 	c.Flags().BoolVar(&origin, "origin", false, "show where each value comes from")
 	return c
 }
@@ -70,7 +71,7 @@ func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 
 func newConfigGet() *cobra.Command {
 	var f configFlags
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:               "get KEY",
 		Short:             "Print one setting",
@@ -86,7 +87,7 @@ func newConfigGet() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, v.Values[k.Name], func() error {
+			return out.Print(cmd, v.Values[k.Name], func() error {
 				if k.Kind == config.KindRules {
 					return term.WriteYAML(term.JSONWriter(cmd.OutOrStdout()), v.Values[k.Name])
 				}
@@ -96,6 +97,6 @@ func newConfigGet() *cobra.Command {
 		},
 	}
 	f.add(c)
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }

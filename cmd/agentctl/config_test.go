@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/control"
 )
@@ -48,9 +49,9 @@ func TestChangeError(t *testing.T) {
 	file := &fs.PathError{Op: "open", Path: "/var/lib/agentctl/settings.yaml", Err: fs.ErrPermission}
 	socket := fmt.Errorf("control socket /run/agentctl.sock: %w", control.ErrPermission)
 	for _, err := range []error{file, socket, errors.Join(socket, file)} {
-		got := explain(newConfigSet(), changeError(err))
-		if n := strings.Count(got.Error(), "use sudo"); n != 1 || got.code != exitUnauthorized {
-			t.Errorf("%v: exit %d, names sudo %d times: %v", err, got.code, n, got)
+		got := cli.Explain(newConfigSet(), changeError(err))
+		if n := strings.Count(got.Error(), "use sudo"); n != 1 || got.Code != cli.ExitUnauthorized {
+			t.Errorf("%v: exit %d, names sudo %d times: %v", err, got.Code, n, got)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/login"
 	"agentctl/term"
 )
@@ -21,17 +22,17 @@ or that of AGENTCTL_CONTEXT.`,
 }
 
 func newContextLs() *cobra.Command {
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:     "ls",
 		Short:   "List the contexts",
 		Example: "  agentctl context ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			list, err := contextStore().List()
+			list, err := cli.ContextStore().List()
 			if err != nil {
 				return err
 			}
-			return printList(&out, cmd, list, func() error {
+			return cli.PrintList(&out, cmd, list, func() error {
 				if len(list) == 0 {
 					_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no contexts yet; on the relay's machine type: agentctl invite --agent NAME, and paste its line here")
 					return err
@@ -40,7 +41,7 @@ func newContextLs() *cobra.Command {
 			})
 		},
 	}
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -65,12 +66,12 @@ func newContextUse() *cobra.Command {
 		Short:             "Make a context the current one",
 		Example:           "  agentctl context use lab",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeContexts,
+		ValidArgsFunction: cli.CompleteContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s := contextStore()
+			s := cli.ContextStore()
 			before, _ := s.Current()
 			if err := s.Use(args[0]); err != nil {
-				return explainContext(err)
+				return cli.ExplainContext(err)
 			}
 			undo := ""
 			if before != "" && before != args[0] {
@@ -91,9 +92,9 @@ func newContextRm() *cobra.Command {
 revokes it; the way back is a new invite.`,
 		Example:           "  agentctl context rm lab",
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeContexts,
+		ValidArgsFunction: cli.CompleteContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			s := contextStore()
+			s := cli.ContextStore()
 			agent := ""
 			if list, err := s.List(); err == nil {
 				for _, i := range list {
@@ -103,14 +104,14 @@ revokes it; the way back is a new invite.`,
 				}
 			}
 			if err := s.Check(args[0]); err != nil {
-				return explainContext(err)
+				return cli.ExplainContext(err)
 			}
 			if dryRun {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "would remove context %s\n", args[0])
 				return err
 			}
 			if err := s.Remove(args[0]); err != nil {
-				return explainContext(err)
+				return cli.ExplainContext(err)
 			}
 			hint := ""
 			if agent != "" {
@@ -122,11 +123,4 @@ revokes it; the way back is a new invite.`,
 	}
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
 	return c
-}
-
-func completeContexts(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return contextStore().Complete(word), cobra.ShellCompDirectiveNoFileComp
 }

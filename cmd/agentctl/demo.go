@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/daemon"
 	"agentctl/demo"
 	"agentctl/duration"
@@ -27,7 +28,7 @@ import (
 func newDemo() *cobra.Command {
 	var listen string
 	var dur time.Duration
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a relay, this machine and four mock boards in one process",
@@ -49,7 +50,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 			}
 			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: build(), Doctor: newInsideDoctor()}
 			err := demo.Run(ctx, o, func(ctx context.Context, d *demo.Demo) error {
-				if out.format == "" {
+				if out.Format == "" {
 					return showDemo(ctx, cmd.OutOrStdout(), d)
 				}
 				e := json.NewEncoder(cmd.OutOrStdout())
@@ -64,13 +65,13 @@ keeps its state in a temporary directory and removes it at the end.`,
 			case ctx.Err() != nil, errors.Is(err, syscall.EPIPE):
 				return nil // Ctrl-C, --for, or the reader of the output is gone
 			case errors.Is(err, demo.ErrNotLoopback):
-				return exit(exitUsage, "--listen %s: %w", listen, err)
+				return cli.Errorf(cli.ExitUsage, "--listen %s: %w", listen, err)
 			case errors.Is(err, demo.ErrTempDir):
-				return exit(exitFailure, "%w; name another place with TMPDIR", err)
+				return cli.Errorf(cli.ExitFailure, "%w; name another place with TMPDIR", err)
 			case errors.Is(err, demo.ErrSocketPath):
-				return exit(exitFailure, "%w; for the demo: a shorter TMPDIR", err)
+				return cli.Errorf(cli.ExitFailure, "%w; for the demo: a shorter TMPDIR", err)
 			case errors.Is(err, demo.ErrNoLink):
-				return exit(exitTimeout, "%w", err)
+				return cli.Errorf(cli.ExitTimeout, "%w", err)
 			case errors.Is(err, demo.ErrRelay):
 				return relayOpenError(err)
 			}
@@ -79,7 +80,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 	}
 	c.Flags().StringVar(&listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
 	c.Flags().Var(duration.NewValue(&dur, 0), "for", "end after `DURATION` (0: at Ctrl-C)")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 

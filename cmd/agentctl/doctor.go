@@ -9,13 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/doctor"
 	"agentctl/term"
 )
 
 func newDoctor() *cobra.Command {
-	var out output
+	var out cli.Output
 	var o doctor.Options
 	var strict bool
 	values := map[string]*string{} // flags by key of the configuration
@@ -31,29 +32,29 @@ environment, the configuration file or /etc/default/agentctl set others. The exi
 no check fails (warnings are allowed), otherwise 1.`,
 		Example: "  agentctl doctor\n  sudo agentctl doctor --warnings-as-errors\n  agentctl doctor -o json | jq '.checks[] | select(.status != \"ok\")'",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Version, o.BuiltAt, o.Settings = version, build().Time, config.Settings{}
+			o.Version, o.BuiltAt, o.Settings = cli.Version, cli.BuildTime(), config.Settings{}
 			for key, value := range values {
 				if *value != "" {
 					o.Settings[key] = config.Setting{Value: *value, Origin: "--" + flagName(key)}
 				}
 			}
 			r := doctor.Examine(cmd.Context(), o)
-			if err := out.print(cmd, r, func() error { return printReport(cmd.OutOrStdout(), r) }); err != nil {
+			if err := out.Print(cmd, r, func() error { return printReport(cmd.OutOrStdout(), r) }); err != nil {
 				return err
 			}
 			switch {
 			case r.Failures > 0:
-				return exit(exitFailure, "%s failed", counted(r.Failures, "check"))
+				return cli.Errorf(cli.ExitFailure, "%s failed", counted(r.Failures, "check"))
 			case strict && r.Warnings > 0:
-				return exit(exitFailure, "%s", counted(r.Warnings, "warning"))
+				return cli.Errorf(cli.ExitFailure, "%s", counted(r.Warnings, "warning"))
 			}
 			return nil
 		},
 	}
-	out.flags(c)
+	out.AddFlags(c)
 	f := c.Flags()
-	f.StringVar(&o.Socket, "socket", env("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
-	f.StringVar(&o.ConfigFile, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE` of the daemon [AGENTCTL_CONFIG]")
+	f.StringVar(&o.Socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+	f.StringVar(&o.ConfigFile, "config", cli.EnvOr("AGENTCTL_CONFIG", ""), "configuration `FILE` of the daemon [AGENTCTL_CONFIG]")
 	for _, setting := range []struct{ key, usage string }{
 		{"state_dir", "`DIR` of the daemon's state"},
 		{"relay", "`URL` of the relay"},

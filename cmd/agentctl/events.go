@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/eventlog"
 	"agentctl/term"
 )
@@ -34,7 +35,7 @@ func newEventsReplay() *cobra.Command {
 	var from uint64
 	var verify bool
 	var q eventlog.Query
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Print the event log from disk, oldest event first",
@@ -53,7 +54,7 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if verify {
 				if from > 0 || len(q.Types) > 0 || q.Tenant != "" {
-					return exit(exitUsage, "--verify needs all events: leave out --from, --type and --tenant")
+					return cli.Errorf(cli.ExitUsage, "--verify needs all events: leave out --from, --type and --tenant")
 				}
 				return verifyReplay(cmd, &out, dir)
 			}
@@ -68,7 +69,7 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
 			}
 			defer func() { _ = r.Close() }()
 			w := bufio.NewWriter(cmd.OutOrStdout())
-			p := eventPrinter{w: w, format: out.format}
+			p := eventPrinter{w: w, format: out.Format}
 			if term.AsTerminal(cmd.OutOrStdout()) != nil { // escape whole values, before they are cut for the buffer
 				p.w = term.JSONWriter(cmd.OutOrStdout())
 			}
@@ -79,13 +80,13 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
 			return errors.Join(err, w.Flush())
 		},
 	}
-	stateDirFlag(c, &dir)
+	cli.AddStateDirFlag(c, &dir)
 	f := c.Flags()
 	f.Uint64Var(&from, "from", 0, "start at event `SEQ` (0: the oldest)")
 	f.StringArrayVar(&q.Types, "type", nil, "only events of `TYPE`; ticket.* selects all types with that prefix (repeatable)")
 	f.StringVar(&q.Tenant, "tenant", "", "only events of `TENANT`")
 	f.BoolVar(&verify, "verify", false, "print no events: rebuild the state from them and compare it")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
@@ -25,7 +26,7 @@ const (
 func newEventsEmit() *cobra.Command {
 	var to emitTarget
 	var strict bool
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "emit TOPIC JSON|-",
 		Short: "Publish an event to the gateway, best effort, for scripts",
@@ -42,13 +43,13 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			id, err := to.emit(cmd, args[0], args[1])
 			if err != nil && !strict {
-				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: the event was not taken: %s\n", term.SafeText(explain(cmd, err).Error()))
+				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: the event was not taken: %s\n", term.SafeText(cli.Explain(cmd, err).Error()))
 				return nil
 			}
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, map[string]json.Number{"id": id}, func() error {
+			return out.Print(cmd, map[string]json.Number{"id": id}, func() error {
 				if f := term.AsTerminal(cmd.OutOrStdout()); f != nil {
 					fmt.Fprintf(f, "event %s on %s\n", id, args[0])
 				}
@@ -57,12 +58,12 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&to.address, "url", env("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+env("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of its ingest endpoint [MCP_SSE_INGEST_URL]")
+	f.StringVar(&to.address, "url", cli.EnvOr("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+cli.EnvOr("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of its ingest endpoint [MCP_SSE_INGEST_URL]")
 	f.StringVar(&to.tokenFile, "token-file", "", "`FILE` with the ingest token")
-	f.StringVar(&to.caFile, "ca-file", env("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
-	f.StringVar(&to.caSHA256, "ca-sha256", env("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, if the gateway is a relay's, in `HEX` [AGENTCTL_CA_SHA256]")
+	f.StringVar(&to.caFile, "ca-file", cli.EnvOr("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
+	f.StringVar(&to.caSHA256, "ca-sha256", cli.EnvOr("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, if the gateway is a relay's, in `HEX` [AGENTCTL_CA_SHA256]")
 	f.BoolVar(&strict, "strict", false, "exit with an error if the event was not accepted: 1, 2 (JSON, address), 3 (no gateway), 4 (token), 7 (timeout)")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -74,12 +75,12 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 	if data == "-" {
 		b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxEmitStdin))
 		if err != nil {
-			return "", exit(exitFailure, "read the event from stdin: %w", err)
+			return "", cli.Errorf(cli.ExitFailure, "read the event from stdin: %w", err)
 		}
 		data = string(b)
 	}
 	if !json.Valid([]byte(data)) {
-		return "", exit(exitUsage, "the data is not JSON; a string needs its quotes: '\"text\"'")
+		return "", cli.Errorf(cli.ExitUsage, "the data is not JSON; a string needs its quotes: '\"text\"'")
 	}
 	token, err := to.token()
 	if err != nil {
@@ -88,7 +89,7 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 	if !cmd.Flags().Changed("ca-sha256") && !strings.HasPrefix(to.address, "https:") {
 		to.caSHA256 = "" // of a relay elsewhere; the gateway of this machine is on loopback
 	}
-	tlsConfig, err := clientTLS(to.caFile, to.caSHA256, to.address)
+	tlsConfig, err := cli.ClientTLS(to.caFile, to.caSHA256, to.address)
 	if err != nil {
 		return "", err
 	}
@@ -100,7 +101,7 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 	defer cancel()
 	id, err := g.Publish(ctx, topic, json.RawMessage(data))
 	if errors.Is(err, context.DeadlineExceeded) {
-		return "", exit(exitTimeout, "%s did not answer within %s", g.Host(), emitTimeout)
+		return "", cli.Errorf(cli.ExitTimeout, "%s did not answer within %s", g.Host(), emitTimeout)
 	}
 	return id, err
 }
@@ -108,7 +109,7 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 // token is the ingest token of --token-file or, without that, of the environment.
 func (to *emitTarget) token() (token string, err error) {
 	if to.tokenFile != "" {
-		return readToken(to.tokenFile)
+		return cli.ReadToken(to.tokenFile)
 	}
 	for _, name := range []string{"MCP_SSE_INGEST_TOKEN", "MCP_SSE_AUTH_TOKEN"} {
 		if token, err = envToken(name); token != "" || err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/relay"
@@ -29,7 +30,7 @@ func gatewayEnv() (gateway.Env, error) {
 		return v
 	})
 	if err != nil {
-		return e, exit(exitUsage, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		return e, cli.Errorf(cli.ExitUsage, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
 	}
 	return e, nil
 }
@@ -65,23 +66,23 @@ bad stays as it was.`,
 	f := c.Flags()
 	f.StringVar(&s.listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
 	f.StringVar(&s.dir, "state-dir", "", "`DIR` for the events, not a relay's state directory (default: memory only)")
-	f.StringVar(&s.cert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&s.key, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&s.cert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&s.key, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
 	f.StringArrayVar(&s.origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
-	f.StringVar(&s.originFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	f.StringVar(&s.originFile, "allow-origin-file", cli.EnvOr("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
 	f.BoolVar(&s.insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
 	addTrustedProxyFlag(f, &s.proxies)
-	f.StringVar(&s.logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.StringVar(&s.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	return c
 }
 
 // run serves until the command's context ends.
 func (s *eventsServe) run(cmd *cobra.Command) error {
-	ctx, hup, stopHangups := hangups(cmd.Context())
+	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
 	defer stop()
-	log, err := newLogger(s.logLevel)
+	log, err := cli.NewLogger(s.logLevel)
 	if err != nil {
 		return err
 	}
@@ -125,9 +126,9 @@ func (s *eventsServe) run(cmd *cobra.Command) error {
 	case !errors.As(err, &bad):
 		return err
 	case errors.Is(err, gateway.ErrOpenToOthers):
-		return exit(exitUsage, "%w, or pass --insecure", bad.Err)
+		return cli.Errorf(cli.ExitUsage, "%w, or pass --insecure", bad.Err)
 	default:
-		return exit(exitUsage, "%w", bad.Err)
+		return cli.Errorf(cli.ExitUsage, "%w", bad.Err)
 	}
 }
 
@@ -157,7 +158,7 @@ func (s *eventsServe) allowOrigins(cmd *cobra.Command, list []string) (_ []strin
 	if s.originFile != "" {
 		more, err := relay.ReadOrigins(s.originFile)
 		if err != nil {
-			return nil, exit(exitUsage, "--allow-origin-file: %w", err)
+			return nil, cli.Errorf(cli.ExitUsage, "--allow-origin-file: %w", err)
 		}
 		list = append(list, more...)
 	}
@@ -173,7 +174,7 @@ func checkOrigins(origins []string) ([]string, error) {
 		return ""
 	})
 	if err != nil {
-		return nil, exit(exitUsage, "--allow-origin: %s", strings.TrimPrefix(err.Error(), "MCP_SSE_ALLOW_ORIGINS "))
+		return nil, cli.Errorf(cli.ExitUsage, "--allow-origin: %s", strings.TrimPrefix(err.Error(), "MCP_SSE_ALLOW_ORIGINS "))
 	}
 	return e.AllowOrigins, nil
 }
@@ -184,7 +185,7 @@ func serverCertificate(certFile, keyFile string) (*relay.Certificate, error) {
 		return nil, nil
 	}
 	if certFile == "" || keyFile == "" {
-		return nil, exit(exitUsage, "--tls-cert and --tls-key go together")
+		return nil, cli.Errorf(cli.ExitUsage, "--tls-cert and --tls-key go together")
 	}
 	return relay.LoadCertificate(certFile, keyFile)
 }

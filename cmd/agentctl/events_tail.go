@@ -14,13 +14,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
 func newEventsTail() *cobra.Command {
-	var rf relayFlags
-	var out output
-	var limit limits
+	var rf cli.RelayFlags
+	var out cli.Output
+	var limit cli.Limits
 	var address string
 	var o client.TailOptions
 	c := &cobra.Command{
@@ -40,29 +41,29 @@ invalid token; 7 if --for ends before --count is reached.`,
   agentctl events tail --topics alert,ticket,log/* --since 0
   agentctl events tail --url https://relay.example:39300 --token-file agent.token -o ndjson | jq .data`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := limit.check(); err != nil {
+			if err := limit.Check(); err != nil {
 				return err
 			}
 			if o.After != "" {
 				if _, err := strconv.ParseUint(o.After, 10, 63); err != nil {
-					return exit(exitUsage, "--since takes an event's id, or 0 for all that the gateway has")
+					return cli.Errorf(cli.ExitUsage, "--since takes an event's id, or 0 for all that the gateway has")
 				}
 			}
 			g, err := tailGateway(cmd, &rf, address)
 			if err != nil {
 				return err
 			}
-			ctx, cancel := limit.context(cmd)
+			ctx, cancel := limit.Context(cmd)
 			defer cancel()
-			printed, isText := 0, out.isText(cmd)
+			printed, isText := 0, out.IsText(cmd)
 			o.OnNotice = func(notice string) {
 				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: %s\n", term.SafeLine(notice))
 			}
 			o.OnEvent = func(e client.Event) error {
 				if err := printEvent(cmd, e, isText); err != nil {
-					return exit(exitFailure, "write: %w", err)
+					return cli.Errorf(cli.ExitFailure, "write: %w", err)
 				}
-				if printed++; printed == limit.count {
+				if printed++; printed == limit.Count {
 					return client.ErrStop
 				}
 				return nil
@@ -70,23 +71,23 @@ invalid token; 7 if --for ends before --count is reached.`,
 			err = g.Tail(ctx, o)
 			timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
 			switch {
-			case timedOut && printed < limit.count:
-				return exit(exitTimeout, "%d of %d events came within the time of --for", printed, limit.count)
+			case timedOut && printed < limit.Count:
+				return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, limit.Count)
 			case timedOut && errors.Is(err, context.DeadlineExceeded):
-				return exit(exitTimeout, "the gateway at %s did not answer within the time of --for", g.Host())
+				return cli.Errorf(cli.ExitTimeout, "the gateway at %s did not answer within the time of --for", g.Host())
 			case errors.Is(err, context.Canceled): // Ctrl-C
 				return nil
 			}
 			return err
 		},
 	}
-	rf.flags(c)
+	rf.AddFlags(c)
 	f := c.Flags()
-	f.StringVar(&address, "url", env("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
+	f.StringVar(&address, "url", cli.EnvOr("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
 	f.StringSliceVar(&o.Topics, "topics", nil, "only these `TOPICS`; log/* selects all topics below log (default: all)")
 	f.StringVar(&o.After, "since", "", "start after the event `ID`; 0: with everything that the gateway has (default: new events only)")
-	limit.flags(c, "end", "events")
-	out.streamFlags(c)
+	limit.AddFlags(c, "end", "events")
+	out.AddStreamFlags(c)
 	return c
 }
 
@@ -95,16 +96,16 @@ invalid token; 7 if --for ends before --count is reached.`,
 //
 // An explicit flag comes before every variable. Of the rest --url comes before --relay, and the
 // gateway's token before the relay's. The context serves the gateway of its relay only.
-func tailGateway(cmd *cobra.Command, rf *relayFlags, address string) (*client.Gateway, error) {
+func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*client.Gateway, error) {
 	byRelay := cmd.Flags().Changed("relay")
 	if byRelay && cmd.Flags().Changed("url") {
-		return nil, exit(exitUsage, "give either --url or --relay")
+		return nil, cli.Errorf(cli.ExitUsage, "give either --url or --relay")
 	}
-	saved, err := rf.context()
+	saved, err := rf.Context()
 	if err != nil {
 		return nil, err
 	}
-	relay := rf.relay
+	relay := rf.URL
 	if saved != nil {
 		relay = saved.Relay()
 	}
@@ -112,18 +113,18 @@ func tailGateway(cmd *cobra.Command, rf *relayFlags, address string) (*client.Ga
 	if u, err := url.Parse(relay); err == nil && u.Host != "" {
 		host = u.Hostname()
 		if address == "" || byRelay {
-			address = u.Scheme + "://" + net.JoinHostPort(host, env("MCP_SSE_PORT", client.GatewayPort))
+			address = u.Scheme + "://" + net.JoinHostPort(host, cli.EnvOr("MCP_SSE_PORT", client.GatewayPort))
 			flag = "--relay"
 		}
 	} else if address == "" || byRelay {
-		flag, address = "--relay", rf.relay
+		flag, address = "--relay", rf.URL
 	}
 	o := client.Options{URL: address}
 	if !cmd.Flags().Changed("token-file") {
 		o.Token, err = envToken("MCP_SSE_AUTH_TOKEN")
 	}
-	if o.Token == "" && err == nil && rf.tokenFile != "" {
-		o.Token, err = readToken(rf.tokenFile)
+	if o.Token == "" && err == nil && rf.TokenFile != "" {
+		o.Token, err = cli.ReadToken(rf.TokenFile)
 	}
 	if err != nil {
 		return nil, err
@@ -134,7 +135,7 @@ func tailGateway(cmd *cobra.Command, rf *relayFlags, address string) (*client.Ga
 		}
 		return newGateway(flag, o, client.StreamPath)
 	}
-	if o.TLS, err = clientTLS(rf.caFile, rf.caSHA256, address); err != nil {
+	if o.TLS, err = cli.ClientTLS(rf.CAFile, rf.CASHA256, address); err != nil {
 		return nil, err
 	}
 	return newGateway(flag, o, client.StreamPath)
@@ -158,7 +159,7 @@ func envToken(name string) (string, error) {
 	if path == "" {
 		return "", nil
 	}
-	token, err := readToken(path)
+	token, err := cli.ReadToken(path)
 	if err != nil {
 		return "", fmt.Errorf("%s_FILE: %w", name, err)
 	}

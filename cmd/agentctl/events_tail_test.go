@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 )
 
 // eventsCommand runs `agentctl events ...` and returns its exit code and what it printed.
@@ -24,8 +25,8 @@ func eventsCommand(stdin string, args ...string) (code int, out, errs string) {
 	root.SetOut(&o)
 	root.SetErr(&e)
 	root.SetArgs(append([]string{"events"}, args...))
-	if failure := explain(root.ExecuteC()); failure != nil {
-		code = failure.code
+	if failure := cli.Explain(root.ExecuteC()); failure != nil {
+		code = failure.Code
 		e.WriteString(failure.Error())
 	}
 	return code, o.String(), e.String()

@@ -10,36 +10,37 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/eventlog"
 	"agentctl/term"
 )
 
 // verifyReplay is events replay --verify.
-func verifyReplay(cmd *cobra.Command, out *output, dir string) error {
+func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
 	res, err := relay.VerifyReplay(cmd.Context(), dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
 	case errors.Is(err, fs.ErrPermission):
-		return exit(exitUnauthorized, "compare the state with that of the relay: %w; run this as the owner of %s (sudo)", err, dir)
+		return cli.Errorf(cli.ExitUnauthorized, "compare the state with that of the relay: %w; run this as the owner of %s (sudo)", err, dir)
 	case errors.Is(err, eventlog.ErrDamaged):
-		return fmt.Errorf("%w\nsee what is damaged with: agentctl relay check%s", err, stateDirHint(cmd))
+		return fmt.Errorf("%w\nsee what is damaged with: agentctl relay check%s", err, cli.StateDirHint(cmd))
 	case err != nil:
 		return fmt.Errorf("compare the state with that of the relay: %w", err)
 	}
-	if err := out.print(cmd, res, func() error { return printReplayed(cmd.OutOrStdout(), res, dir) }); err != nil {
+	if err := out.Print(cmd, res, func() error { return printReplayed(cmd.OutOrStdout(), res, dir) }); err != nil {
 		return err
 	}
 	switch {
 	case len(res.Faults) > 0:
-		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s", &res.Faults[0], stateDirHint(cmd))
+		return cli.Errorf(cli.ExitFailure, "%w\nsee what is damaged with: agentctl relay check%s", &res.Faults[0], cli.StateDirHint(cmd))
 	case res.Total == 0:
 		return nil
 	}
 	first := res.Differences[0]
-	return exit(exitFailure, "%d of the tickets, boards and agents differ, the first is %s\nsee its events with: agentctl events replay%s, and whether the log is sound with: agentctl relay check%s",
-		res.Total, term.SafeLine(first.Aggregate), stateDirHint(cmd), stateDirHint(cmd))
+	return cli.Errorf(cli.ExitFailure, "%d of the tickets, boards and agents differ, the first is %s\nsee its events with: agentctl events replay%s, and whether the log is sound with: agentctl relay check%s",
+		res.Total, term.SafeLine(first.Aggregate), cli.StateDirHint(cmd), cli.StateDirHint(cmd))
 }
 
 func printReplayed(w io.Writer, res *relay.Replayed, dir string) error {

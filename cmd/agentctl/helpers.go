@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/journal"
 	"agentctl/prober/inspect"
 )
@@ -68,7 +69,7 @@ func newProcessesHelper() *cobra.Command {
 func stdinSocket(unit string) (net.Conn, error) {
 	conn, err := net.FileConn(os.Stdin)
 	if err != nil {
-		return nil, exit(exitUsage, "stdin is not a socket; %s starts this command", unit)
+		return nil, cli.Errorf(cli.ExitUsage, "stdin is not a socket; %s starts this command", unit)
 	}
 	return conn, nil
 }

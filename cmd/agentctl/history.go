@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/control"
 	"agentctl/duration"
 	"agentctl/monitor"
@@ -16,7 +17,7 @@ import (
 
 func newHistory() *cobra.Command {
 	var h monitor.Window
-	var socket socketFlag
+	var socket cli.SocketFlag
 	var board boardFlags
 	var since, until, format string
 	var step time.Duration
@@ -43,7 +44,7 @@ apart, and ts is the begin of each step.`,
 				return err
 			}
 			if cmd.Flags().Changed("step") && step < time.Millisecond {
-				return exit(exitUsage, "--step is at least 1ms")
+				return cli.Errorf(cli.ExitUsage, "--step is at least 1ms")
 			}
 			h.StepMS = step.Milliseconds()
 			show := func(ctx context.Context, now time.Time, isSet bool) error {
@@ -65,10 +66,10 @@ apart, and ts is the begin of each step.`,
 			if isSet, err := board.isSet(cmd); err != nil || isSet {
 				return cmp.Or(err, board.connected(cmd, &h, show))
 			}
-			if !isLinux {
-				return exit(exitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
+			if !cli.IsLinux {
+				return cli.Errorf(cli.ExitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
 			}
-			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				h.Source = cl
 				now, isSet := monitor.Clock(ctx, cl)
 				return show(ctx, now, isSet)
@@ -77,8 +78,8 @@ apart, and ts is the begin of each step.`,
 	}
 	f := c.Flags()
 	f.VarP(&term.FormatFlag{Format: &format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
-	addJSONFlag(c, &format)
-	socket.flags(c)
+	cli.AddJSONFlag(c, &format)
+	socket.AddFlags(c)
 	board.flags(c)
 	f.StringVar(&since, "since", "1h", "start at this `TIME` or age")
 	f.StringVar(&until, "until", "0s", "end at this `TIME` or age")
@@ -91,18 +92,18 @@ apart, and ts is the begin of each step.`,
 func setWindow(h *monitor.Window, now time.Time, since, until string) error {
 	from, err := monitor.ParseTime(since, now)
 	if err != nil {
-		return exit(exitUsage, "--since: %w", err)
+		return cli.Errorf(cli.ExitUsage, "--since: %w", err)
 	}
 	to, err := monitor.ParseTime(until, now)
 	if err != nil {
-		return exit(exitUsage, "--until: %w", err)
+		return cli.Errorf(cli.ExitUsage, "--until: %w", err)
 	}
 	if !from.Before(to) {
-		return exit(exitUsage, "--since %s is not before --until %s", since, until)
+		return cli.Errorf(cli.ExitUsage, "--since %s is not before --until %s", since, until)
 	}
 	h.FromMS, h.ToMS = max(from.UnixMilli(), 0), to.UnixMilli()
 	if h.ToMS < h.FromMS {
-		return exit(exitUsage, "--until %s is before 1970", until)
+		return cli.Errorf(cli.ExitUsage, "--until %s is before 1970", until)
 	}
 	return nil
 }

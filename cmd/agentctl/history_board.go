@@ -10,18 +10,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/monitor"
 )
 
 // boardFlags name a board behind a relay, whose history is shown instead of this machine's.
 type boardFlags struct {
-	relayFlags
+	cli.RelayFlags
 	board string
 }
 
 func (f *boardFlags) flags(c *cobra.Command) {
-	f.relayFlags.flags(c)
+	f.RelayFlags.AddFlags(c)
 	c.Flags().StringVar(&f.board, "board", "", "show the history of board `NODE`: its id, a unique prefix of it or its name")
 }
 
@@ -30,10 +31,10 @@ func (f *boardFlags) flags(c *cobra.Command) {
 func (f *boardFlags) isSet(cmd *cobra.Command) (bool, error) {
 	isRelayNamed := slices.ContainsFunc([]string{"board", "relay", "token-file", "ca-file", "ca-sha256"}, cmd.Flags().Changed)
 	if f.board == "" && isRelayNamed {
-		return false, exit(exitUsage, "name a board of the relay: --board NODE; see: agentctl ls")
+		return false, cli.Errorf(cli.ExitUsage, "name a board of the relay: --board NODE; see: agentctl ls")
 	}
 	if f.board != "" && cmd.Flags().Changed("socket") {
-		return false, exit(exitUsage, "give either --board, for a board behind a relay, or --socket, for a daemon of this machine")
+		return false, cli.Errorf(cli.ExitUsage, "give either --board, for a board behind a relay, or --socket, for a daemon of this machine")
 	}
 	return f.board != "", nil
 }
@@ -41,7 +42,7 @@ func (f *boardFlags) isSet(cmd *cobra.Command) (bool, error) {
 // connected makes the board the source of h and calls show with the board's time.
 func (f *boardFlags) connected(cmd *cobra.Command, h *monitor.Window, show func(ctx context.Context, now time.Time, isSet bool) error) error {
 	ctx := cmd.Context()
-	rc, err := f.client()
+	rc, err := f.Client()
 	if err != nil {
 		return err
 	}

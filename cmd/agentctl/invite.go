@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/duration"
 	"agentctl/relay/auth"
 	"agentctl/term"
@@ -70,15 +71,15 @@ code can join: send it as you would send a password.`,
 			req.Class, req.Tenant, req.TTLMS = auth.InviteBoard, f.tenant, ttl.Milliseconds()
 			if cmd.Flags().Changed("agent") {
 				if req.Name != "" {
-					return exit(exitUsage, "--agent gives the name of an agent, --name that of a board; give one of them")
+					return cli.Errorf(cli.ExitUsage, "--agent gives the name of an agent, --name that of a board; give one of them")
 				}
 				req.Class, req.Name = auth.InviteAgent, agent
 			}
 			if req.Uses < 1 {
-				return exit(exitUsage, "--uses %d is out of range 1..%d", req.Uses, auth.MaxInviteUses)
+				return cli.Errorf(cli.ExitUsage, "--uses %d is out of range 1..%d", req.Uses, auth.MaxInviteUses)
 			}
 			if ttl <= 0 { // 0 asks the relay for its default
-				return exit(exitUsage, "--ttl: an invite is good for 1 minute to 365 days")
+				return cli.Errorf(cli.ExitUsage, "--ttl: an invite is good for 1 minute to 365 days")
 			}
 			return f.run(cmd, func(admin inviteAdmin) error {
 				// The line cannot be printed without a URL: find out before a code is made.
@@ -91,7 +92,7 @@ code can join: send it as you would send a password.`,
 					return err
 				}
 				if plan.URL = base; dryRun {
-					return f.out.print(cmd, plan, func() error {
+					return f.out.Print(cmd, plan, func() error {
 						_, err := fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
 						return err
 					})
@@ -125,13 +126,13 @@ func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	if flag != "" {
 		u, err := url.Parse(flag)
 		if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
-			return "", exit(exitUsage, "--url is not of the form https://HOST[:PORT]: %q", flag)
+			return "", cli.Errorf(cli.ExitUsage, "--url is not of the form https://HOST[:PORT]: %q", flag)
 		}
 		if u.Scheme == "http" && !isLoopbackURL(flag) {
-			return "", exit(exitUsage, "--url: boards and agents refuse http:// beyond their own machine; use https://")
+			return "", cli.Errorf(cli.ExitUsage, "--url: boards and agents refuse http:// beyond their own machine; use https://")
 		}
 		if _, err := enroll.BaseURL(flag); err != nil { // nothing could join with the line
-			return "", exit(exitUsage, "--url: %w", err)
+			return "", cli.Errorf(cli.ExitUsage, "--url: %w", err)
 		}
 		return strings.TrimRight(flag, "/"), nil
 	}
@@ -139,7 +140,7 @@ func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 		own = c.URL()
 	}
 	if own == "" {
-		return "", exit(exitFailure, "it is not known where this relay is reached, because it has not run yet; start it (agentctl relay), or give its address with --url https://HOST:PORT")
+		return "", cli.Errorf(cli.ExitFailure, "it is not known where this relay is reached, because it has not run yet; start it (agentctl relay), or give its address with --url https://HOST:PORT")
 	}
 	return own, nil
 }
@@ -158,7 +159,7 @@ type printedInvite struct {
 // printInvite prints the line to paste on stdout, and everything else on stderr.
 func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
 	p := printedInvite{inv, joinCommand(inv)}
-	err := f.out.print(cmd, p, func() error {
+	err := f.out.Print(cmd, p, func() error {
 		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(p.Command))
 		return err
 	})
@@ -184,7 +185,7 @@ func joinCommand(inv *client.NewInvite) string {
 	if inv.Uses > 1 {
 		before, code = "printf %s "+inv.Code+" | ", "-"
 	}
-	line := before + verb + shellQuote(inv.URL) + " " + code
+	line := before + verb + cli.ShellQuote(inv.URL) + " " + code
 	if inv.CASHA256 != nil {
 		line += " --ca-sha256 " + *inv.CASHA256
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 )
@@ -42,10 +43,10 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 		return err
 	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
-		return nil, exit(exitUsage, "%s", bad.Message)
+		return nil, cli.Errorf(cli.ExitUsage, "%s", bad.Message)
 	}
 	if errors.Is(err, auth.ErrRequest) {
-		return nil, exit(exitUsage, "%w", dir.explain(err))
+		return nil, cli.Errorf(cli.ExitUsage, "%w", dir.explain(err))
 	}
 	if err != nil {
 		return nil, err
@@ -75,7 +76,7 @@ func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun b
 		return err
 	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
-		return nil, exit(exitFailure, "%s", bad.Message)
+		return nil, cli.Errorf(cli.ExitFailure, "%s", bad.Message)
 	}
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/enrollment"
 	"agentctl/term"
 )
@@ -27,7 +28,7 @@ func newInviteLs() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return printList(&f.out, cmd, list, func() error { return printInvites(cmd, list) })
+				return cli.PrintList(&f.out, cmd, list, func() error { return printInvites(cmd, list) })
 			})
 		},
 	}
@@ -61,14 +62,14 @@ those with 'agentctl node revoke'.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			prefix, err := enrollment.CodePrefix(args[0])
 			if err != nil {
-				return exit(exitUsage, "%w; see: agentctl invite ls", err)
+				return cli.Errorf(cli.ExitUsage, "%w; see: agentctl invite ls", err)
 			}
 			return f.run(cmd, func(admin inviteAdmin) error {
 				inv, err := admin.RevokeInvite(cmd.Context(), prefix, dryRun)
 				if err != nil {
 					return err
 				}
-				return f.out.print(cmd, inv, func() error {
+				return f.out.Print(cmd, inv, func() error {
 					did := "revoked"
 					if dryRun {
 						did = "would revoke"

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/daemon"
@@ -26,8 +27,8 @@ import (
 
 // joinOptions are the flags of join and leave, which name the same board.
 type joinOptions struct {
-	out      output
-	socket   socketFlag
+	out      cli.Output
+	socket   cli.SocketFlag
 	stateDir string
 	config   string
 
@@ -66,12 +67,12 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	f.StringVar(&o.name, "name", "", "`NAME` for the relay to show; an invite with a name takes precedence")
 	f.StringVar(&o.tokenFile, "token-file", "", "`FILE` with the device token that the board has, whose node, name and history are kept")
 	f.BoolVar(&o.noWait, "no-wait", false, "do not wait until the board is online")
-	o.out.flags(c)
+	o.out.AddFlags(c)
 	return c
 }
 
 func (o *joinOptions) targetFlags(c *cobra.Command) {
-	o.socket.flags(c)
+	o.socket.AddFlags(c)
 	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
 	c.Flags().StringVar(&o.config, "config", "", "configuration `FILE` of the daemon")
 }
@@ -82,38 +83,38 @@ func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 	if _, err := os.Lstat(config.DefaultSocket()); err == nil {
 		source = config.NewSource(o.config)
 	}
-	t, err := joinctl.Find(cmd.Context(), joinctl.Options{Socket: o.socket.path, StateDir: o.stateDir, Source: source})
+	t, err := joinctl.Find(cmd.Context(), joinctl.Options{Socket: o.socket.Path, StateDir: o.stateDir, Source: source})
 	if err != nil {
 		return nil, err
 	}
 	if uid := os.Getenv("SUDO_UID"); t.Daemon == nil && os.Geteuid() == 0 && uid != "" && uid != "0" &&
 		!cmd.Flags().Changed("socket") && o.stateDir == "" && o.config == "" && joinctl.OtherUsersDaemon(cmd.Context(), uid) {
-		return nil, exit(exitFailure, "the daemon that runs here belongs to %s and not to root; type the same without sudo", os.Getenv("SUDO_USER"))
+		return nil, cli.Errorf(cli.ExitFailure, "the daemon that runs here belongs to %s and not to root; type the same without sudo", os.Getenv("SUDO_USER"))
 	}
 	return t, nil
 }
 
 func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
-	jo := enroll.JoinOptions{Relay: args[0], CASHA256: o.caSHA256, Name: o.name, Version: version}
+	jo := enroll.JoinOptions{Relay: args[0], CASHA256: o.caSHA256, Name: o.name, Version: cli.Version}
 	if _, err := enroll.BaseURL(jo.Relay); err != nil {
-		return exit(exitUsage, "%w", err)
+		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	if o.caSHA256 != "" {
 		if _, err := pin.Parse(strings.ToLower(o.caSHA256)); err != nil {
-			return exit(exitUsage, "--ca-sha256: %w", err)
+			return cli.Errorf(cli.ExitUsage, "--ca-sha256: %w", err)
 		}
 	}
 	if k := config.FindKey("name"); o.name != "" {
 		if _, err := k.Parse(o.name); err != nil {
-			return exit(exitUsage, "--name: %w", err)
+			return cli.Errorf(cli.ExitUsage, "--name: %w", err)
 		}
 	}
 	var err error
-	if jo.Code, err = readCode(cmd, args[1:], o.codeFile, "agentctl invite"); err != nil {
+	if jo.Code, err = cli.ReadCode(cmd, args[1:], o.codeFile, "agentctl invite"); err != nil {
 		return err
 	}
 	if o.tokenFile != "" {
-		if jo.Token, err = readToken(o.tokenFile); err != nil {
+		if jo.Token, err = cli.ReadToken(o.tokenFile); err != nil {
 			return err
 		}
 	}
@@ -134,13 +135,13 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	if j.Already {
 		fmt.Fprintf(w, "This board has joined %s before, and keeps its node; the code was not used.\n", j.Relay)
 	} else {
-		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave%s\n", j.Relay, flagsAgain(cmd, "socket", "state-dir", "config"))
+		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave%s\n", j.Relay, cli.GivenFlags(cmd, "socket", "state-dir", "config"))
 	}
 	if j.Unused != "" {
 		fmt.Fprintf(w, "The settings %s are no longer used; you may remove them.\n", j.Unused)
 	}
 	online, problem := o.wait(cmd, t, j)
-	err = o.out.print(cmd, joinOutput{j.NodeID, j.Name, j.TenantID, j.Relay, online}, func() error {
+	err = o.out.Print(cmd, joinOutput{j.NodeID, j.Name, j.TenantID, j.Relay, online}, func() error {
 		return printJoined(cmd.OutOrStdout(), t, j, online)
 	})
 	return errors.Join(err, problem)
@@ -204,14 +205,14 @@ func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool)
 // explainJoin gives an error of join or leave its exit code and the next step.
 func explainJoin(err error) error {
 	var e *enroll.Error
-	code, next := exitFailure, daemon.JoinHint(err)
+	code, next := cli.ExitFailure, daemon.JoinHint(err)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
 		next = "use sudo, or name your own daemon's state directory with --state-dir"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, control.ErrNotRunning):
 		next = "do the same again: the code is not lost"
 	case errors.As(err, &e) && (e.Kind == enroll.Refused && e.Reason != enrollment.ReasonNonce || e.Kind == enroll.ForAgent):
-		code = exitUnauthorized
+		code = cli.ExitUnauthorized
 	}
-	return exit(code, "%w\n%s", err, next)
+	return cli.Errorf(code, "%w\n%s", err, next)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 	"agentctl/term"
@@ -29,7 +30,7 @@ files in keys/ are keys is recorded in relay.db: a file that somebody puts there
 
 func newKeysLs() *cobra.Command {
 	var dir string
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "List the signing keys",
@@ -47,11 +48,11 @@ a key of this relay and is not used.`,
 			if err != nil {
 				return err
 			}
-			return printList(&out, cmd, keys, func() error { return printKeys(cmd, keys) })
+			return cli.PrintList(&out, cmd, keys, func() error { return printKeys(cmd, keys) })
 		},
 	}
-	stateDirFlag(c, &dir)
-	out.flags(c)
+	cli.AddStateDirFlag(c, &dir)
+	out.AddFlags(c)
 	return c
 }
 
@@ -71,7 +72,7 @@ func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 
 func newKeysRotate() *cobra.Command {
 	var dir string
-	var out output
+	var out cli.Output
 	var req auth.RotateRequest
 	c := &cobra.Command{
 		Use:   "rotate",
@@ -99,18 +100,18 @@ that were made with 'agentctl token create' must be made again.`,
 				return err
 			})
 			if errors.Is(err, auth.ErrFull) {
-				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, stateDirHint(cmd))
+				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, cli.StateDirHint(cmd))
 			}
 			if err != nil {
 				return err
 			}
-			return printList(&out, cmd, keys, func() error { return printRotation(cmd, keys, req) })
+			return cli.PrintList(&out, cmd, keys, func() error { return printRotation(cmd, keys, req) })
 		},
 	}
-	stateDirFlag(c, &dir)
+	cli.AddStateDirFlag(c, &dir)
 	c.Flags().BoolVar(&req.DropOld, "drop-old", false, "delete all older keys at once: the tokens that they signed stop working")
 	c.Flags().BoolVar(&req.DryRun, "dry-run", false, "print what would change, and change nothing")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -132,7 +133,7 @@ func printRotation(cmd *cobra.Command, keys []auth.KeyInfo, req auth.RotateReque
 	case req.DryRun:
 		next = fmt.Sprintf("would make a new signing key; %s would verify until its last token has expired", current)
 	case req.DropOld:
-		next = fmt.Sprintf("key %s signs now, and no other key is left; this is not undone: create new tokens with: agentctl token create%s", current, stateDirHint(cmd))
+		next = fmt.Sprintf("key %s signs now, and no other key is left; this is not undone: create new tokens with: agentctl token create%s", current, cli.StateDirHint(cmd))
 	default:
 		next = fmt.Sprintf("key %s signs now; still verifying: %s; a rotation is not undone, and no token has to be replaced", current, strings.Join(verify, ", "))
 	}

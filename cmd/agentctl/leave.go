@@ -22,7 +22,7 @@ without a restart. The history stays. The relay keeps the node until its operato
 		RunE:    func(cmd *cobra.Command, _ []string) error { return o.leave(cmd) },
 	}
 	o.targetFlags(c)
-	o.out.flags(c)
+	o.out.AddFlags(c)
 	return c
 }
 
@@ -45,13 +45,13 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
-		return o.out.print(cmd, answer, func() error { return nil })
+		return o.out.Print(cmd, answer, func() error { return nil })
 	case err != nil:
 		return explainJoin(err)
 	case cred != nil:
 		answer.NodeID, answer.Relay = cred.NodeID, cred.Relay
 	}
-	return o.out.print(cmd, answer, func() error {
+	return o.out.Print(cmd, answer, func() error {
 		w := cmd.OutOrStdout()
 		fmt.Fprintln(w, "This board works alone again; its history stays.")
 		if cred != nil {

@@ -4,16 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
-	"agentctl/enrollment"
 	"agentctl/login"
 	"agentctl/transport/enroll"
 )
@@ -24,7 +20,7 @@ const loginTimeout = time.Minute
 func newLogin() *cobra.Command {
 	var o login.Options
 	var codeFile, caFile string
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "login URL CODE",
 		Short: "Log in to a relay as an agent or a person, with an invite",
@@ -40,14 +36,14 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
   agentctl context ls`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			o.Relay, o.Version = args[0], version
+			o.Relay, o.Version = args[0], cli.Version
 			if _, err := enroll.BaseURL(o.Relay); err != nil {
-				return exit(exitUsage, "%w", err)
+				return cli.Errorf(cli.ExitUsage, "%w", err)
 			}
 			if err := login.CheckName(o.Context); err != nil {
-				return exit(exitUsage, "--context: %w", err)
+				return cli.Errorf(cli.ExitUsage, "--context: %w", err)
 			}
-			if o.Code, err = readCode(cmd, args[1:], codeFile, "agentctl invite --agent NAME"); err != nil {
+			if o.Code, err = cli.ReadCode(cmd, args[1:], codeFile, "agentctl invite --agent NAME"); err != nil {
 				return err
 			}
 			if o.CASHA256 == "" {
@@ -55,11 +51,11 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 					return err
 				}
 			} else if _, err := config.ClientTLS(caFile, o.CASHA256); err != nil {
-				return exit(exitUsage, "--ca-sha256: %w", err)
+				return cli.Errorf(cli.ExitUsage, "--ca-sha256: %w", err)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), loginTimeout)
 			defer cancel()
-			i, before, err := contextStore().Login(ctx, o)
+			i, before, err := cli.ContextStore().Login(ctx, o)
 			if err != nil {
 				return explainLogin(err, o.Context)
 			}
@@ -68,15 +64,15 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 				undo = "agentctl context use " + before
 			}
 			fmt.Fprintf(cmd.ErrOrStderr(), "Logged in to %s; context %s is now the current one. Undo it with: %s\nNext: agentctl ls\n", i.Relay, i.Name, undo)
-			return out.print(cmd, i, func() error { return printContexts(cmd, []login.Info{*i}) })
+			return out.Print(cmd, i, func() error { return printContexts(cmd, []login.Info{*i}) })
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&o.CASHA256, "ca-sha256", "", "SHA-256 of the relay's own authority in `HEX`, as the invite has it: trust this relay and no other")
 	f.StringVar(&caFile, "ca-file", "", "PEM `FILE` with the authority that signed the relay's certificate")
-	f.StringVar(&o.Context, "context", env("AGENTCTL_CONTEXT", login.DefaultName), "`NAME` of the context [AGENTCTL_CONTEXT]")
+	f.StringVar(&o.Context, "context", cli.EnvOr("AGENTCTL_CONTEXT", login.DefaultName), "`NAME` of the context [AGENTCTL_CONTEXT]")
 	f.StringVar(&codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -87,7 +83,7 @@ func absolutePath(path string) (string, error) {
 	}
 	v, err := config.FindKey("ca_file").Parse(path)
 	if err != nil {
-		return "", exit(exitUsage, "--ca-file %w", err)
+		return "", cli.Errorf(cli.ExitUsage, "--ca-file %w", err)
 	}
 	return v.(string), nil
 }
@@ -99,80 +95,15 @@ func explainLogin(err error, name string) error {
 	var e *enroll.Error
 	switch {
 	case errors.As(err, &other):
-		return exit(exitFailure, "%w; log in under another name with --context NAME, or remove it with: agentctl context rm %s", err, other.Name)
+		return cli.Errorf(cli.ExitFailure, "%w; log in under another name with --context NAME, or remove it with: agentctl context rm %s", err, other.Name)
 	case errors.As(err, &file):
-		return explainContextFile(file, "do the same again: the code is not lost")
+		return cli.ExplainContextFile(file, "do the same again: the code is not lost")
 	case errors.Is(err, login.ErrForBoard):
-		return exit(exitUnauthorized, "%w; get another with: agentctl invite --agent NAME", err)
+		return cli.Errorf(cli.ExitUnauthorized, "%w; get another with: agentctl invite --agent NAME", err)
 	case errors.Is(err, login.ErrCleartextPin):
-		return exit(exitUsage, "--ca-sha256: %w", err)
+		return cli.Errorf(cli.ExitUsage, "--ca-sha256: %w", err)
 	case errors.As(err, &e):
-		return explainEnroll(err, e, name)
-	}
-	return err
-}
-
-// explainEnroll is what to do after an exchange with a relay failed, for an agent. enroll.Hint
-// says it for boards, with the same words for failures of the network.
-func explainEnroll(err error, e *enroll.Error, name string) error {
-	const newInvite = "get a new line to paste on the relay's machine: agentctl invite --agent NAME"
-	again := newInvite + ", then: agentctl login URL CODE --context " + name
-	code, next := exitFailure, enroll.Hint(err)
-	switch e.Kind {
-	case enroll.Refused:
-		code, next = exitUnauthorized, newInvite
-		switch e.Reason {
-		case enrollment.ReasonGenerationUsed:
-			next = "this context was copied to another machine, or restored from an old backup, and used there; " + again
-		case enrollment.ReasonRevoked:
-			next = "the relay's operator has revoked it; " + again
-		case enrollment.ReasonProof:
-			next = "the relay was restored from a backup that is older than this login; " + again
-		case enrollment.ReasonCodeUnknown:
-			next = "check the code and the relay's address, or " + newInvite
-		case enrollment.ReasonNonce:
-			code, next = exitFailure, "do the same again"
-		}
-	case enroll.NoEnrollment:
-		next = "update agentctl on the relay"
-	case enroll.Unreachable, enroll.NoDNS:
-		code = exitNotRunning
-	case enroll.TimedOut:
-		code = exitTimeout
-	case enroll.WrongAuthority:
-		return exit(code, "%w", err) // its text has the next step
-	}
-	return exit(code, "%w\n%s", err, next)
-}
-
-// explainContextFile is what to do about a file of a context.
-func explainContextFile(e *login.FileError, again string) error {
-	next := again
-	switch {
-	case errors.Is(e, login.ErrOpen):
-		next = "if nobody else has read it: chmod 600 " + e.Path + "; else revoke the agent on the relay and log in again with a new invite"
-	case errors.Is(e, login.ErrDamaged):
-		next = "remove the context with: agentctl context rm " + strings.TrimSuffix(filepath.Base(e.Path), ".json") + ", and log in again with a new invite"
-	case errors.Is(e, syscall.ENOSPC):
-		next = "free some space, then " + again
-	case errors.Is(e, fs.ErrPermission), errors.Is(e, syscall.EROFS):
-		next = "give the directory to this user, or set XDG_CONFIG_HOME to another one, then " + again
-	}
-	return exit(exitFailure, "%w; %s", e, next)
-}
-
-// explainContext adds the next step to an error of a context.
-func explainContext(err error) error {
-	var file *login.FileError
-	var refresh *login.RefreshError
-	var e *enroll.Error
-	switch {
-	case errors.Is(err, login.ErrNoContext):
-		return exit(exitFailure, "%w; see: agentctl context ls", err)
-	case errors.As(err, &refresh) && errors.As(err, &e):
-		return explainEnroll(err, e, refresh.Context)
-	case errors.As(err, &file):
-		return explainContextFile(file, "do the same again")
+		return cli.ExplainEnroll(err, e, name)
 	}
 	return err
 }

@@ -9,13 +9,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/term"
 )
 
 func newLs() *cobra.Command {
-	var rf relayFlags
-	var out output
+	var rf cli.RelayFlags
+	var out cli.Output
 	var tags []string
 	c := &cobra.Command{
 		Use:     "ls",
@@ -25,10 +26,10 @@ func newLs() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for _, t := range tags {
 				if !manifest.ValidNodeName(t) { // which has the form of a tag
-					return exit(exitUsage, "--tag: not a tag: %q (1 to 32 of a-z, 0-9 and -, not starting with -)", t)
+					return cli.Errorf(cli.ExitUsage, "--tag: not a tag: %q (1 to 32 of a-z, 0-9 and -, not starting with -)", t)
 				}
 			}
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -38,11 +39,11 @@ func newLs() *cobra.Command {
 			}
 			// Not slices.SortFunc: one more instance of it is 20 KB of a board's binary.
 			sort.Slice(nodes, func(i, j int) bool { return nodes[i].Name < nodes[j].Name })
-			return printList(&out, cmd, nodes, func() error { return printNodes(cmd, nodes, tags) })
+			return cli.PrintList(&out, cmd, nodes, func() error { return printNodes(cmd, nodes, tags) })
 		},
 	}
-	rf.flags(c)
-	out.flags(c)
+	rf.AddFlags(c)
+	out.AddFlags(c)
 	c.Flags().StringArrayVar(&tags, "tag", nil, "only boards with this `TAG` (repeatable: with all of them)")
 	return c
 }
@@ -80,8 +81,8 @@ func lastSeen(n *client.Node) string {
 }
 
 func newDescribe() *cobra.Command {
-	var rf relayFlags
-	var out output
+	var rf cli.RelayFlags
+	var out cli.Output
 	c := &cobra.Command{
 		Use:     "describe NODE",
 		Short:   "Print what the relay knows about a board",
@@ -89,7 +90,7 @@ func newDescribe() *cobra.Command {
 		Example: "  agentctl describe attic\n  agentctl describe 01hzx9 -o json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -97,11 +98,11 @@ func newDescribe() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, n, func() error { return describeNode(cmd, n) })
+			return out.Print(cmd, n, func() error { return describeNode(cmd, n) })
 		},
 	}
-	rf.flags(c)
-	out.flags(c)
+	rf.AddFlags(c)
+	out.AddFlags(c)
 	return c
 }
 

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/suggest"
 
 	"github.com/spf13/cobra"
@@ -28,17 +29,17 @@ func Main() int {
 	defer stop()
 	root := newRoot()
 	cmd, err := root.ExecuteContextC(ctx)
-	e := explain(cmd, err)
+	e := cli.Explain(cmd, err)
 	if e == nil {
-		return exitOK
+		return cli.ExitOK
 	}
-	if e.err != nil {
-		fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.err.Error())) // perhaps a server's words
+	if e.Err != nil {
+		fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.Err.Error())) // perhaps a server's words
 	}
-	if e.code == exitUsage {
+	if e.Code == cli.ExitUsage {
 		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())
 	}
-	return e.code
+	return e.Code
 }
 
 // newRoot makes the tree of all commands. A tree is used for one run: flags keep their values.
@@ -56,7 +57,7 @@ On a board     agentctl run          the daemon: samples, records, dials out to 
 On a server    agentctl relay        boards in, MCP tools and metric streams out
                agentctl invite       prints the line that a board or an agent joins with
 Anywhere       agentctl demo         the whole loop on this machine, in one process`,
-		Version:           version, // --version, as most programs have it
+		Version:           cli.Version, // --version, as most programs have it
 		SilenceErrors:     true,
 		SilenceUsage:      true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
@@ -88,7 +89,7 @@ func usageArgs(c *cobra.Command) {
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return &exitError{code: exitUsage, err: err}
+			return &cli.ExitError{Code: cli.ExitUsage, Err: err}
 		}
 		return nil
 	}
@@ -116,7 +117,7 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 func wrongFlag(cmd *cobra.Command, err error) error {
 	var none *pflag.NotExistError
 	if !errors.As(err, &none) {
-		return &exitError{code: exitUsage, err: err}
+		return &cli.ExitError{Code: cli.ExitUsage, Err: err}
 	}
 	word := none.GetSpecifiedName()
 	if s := none.GetSpecifiedShortnames(); s != "" { // -json
@@ -132,7 +133,7 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 			near, at = fmt.Sprintf("; did you mean --%s?", f.Name), d
 		}
 	})
-	return exit(exitUsage, "%w%s", err, near)
+	return cli.Errorf(cli.ExitUsage, "%w%s", err, near)
 }
 
 // addHelp makes 'agentctl help' of a command that there is not a usage error.

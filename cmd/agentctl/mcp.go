@@ -10,12 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/relay/mcp/stdio"
 )
 
 func newMCP() *cobra.Command {
-	rf := relayFlags{forMCP: true}
+	rf := cli.RelayFlags{ForMCP: true}
 	var local bool
 	var socket, names, toolset, logLevel string
 	c := &cobra.Command{
@@ -43,13 +44,13 @@ dots.`,
   agentctl mcp --local
   agentctl mcp connect claude-code        writes the client's file; after agentctl login`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := newLogger(logLevel)
+			log, err := cli.NewLogger(logLevel)
 			if err != nil {
 				return err
 			}
 			defer func() { _ = log.Sync() }()
 			if names != "flat" && names != "dotted" {
-				return exit(exitUsage, "--names %s is neither flat nor dotted", names)
+				return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", names)
 			}
 			ctx := cmd.Context()
 			o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
@@ -61,13 +62,13 @@ dots.`,
 				defer closeServer()
 				o.URL = client.MCPURL(o.URL, "", names == "flat")
 			} else {
-				rc, err := rf.client()
+				rc, err := rf.Client()
 				if err != nil {
 					return err
 				}
 				o.URL, o.Client = client.MCPURL(rc.URL(), toolset, names == "flat"), rc.HTTP()
-				o.Token = rf.newToken
-				if saved, err := rf.context(); err != nil {
+				o.Token = tokenSource(rf.TokenFile)
+				if saved, err := rf.Context(); err != nil {
 					return err
 				} else if saved != nil {
 					o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
@@ -75,7 +76,7 @@ dots.`,
 				// Other errors of the token answer the client's requests: the relay may be back by then.
 				o.Token = checkAgentID(o.Token)
 				if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
-					return exit(exitUnauthorized, "%w", err)
+					return cli.Errorf(cli.ExitUnauthorized, "%w", err)
 				}
 			}
 			// A read of stdin cannot be interrupted: closing it is what ends one.
@@ -87,30 +88,32 @@ dots.`,
 			return err
 		},
 	}
-	rf.flags(c)
+	rf.AddFlags(c)
 	f := c.Flags()
 	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
-	f.StringVar(&socket, "socket", env("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
 	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
 	f.StringVar(&toolset, "toolset", client.FleetToolset, toolsetUsage)
-	f.StringVar(&logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.StringVar(&logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(newMCPConnect(), newMCPDisconnect(), newMCPConfig())
 	return c
 }
 
 // errLocalNeedsLinux reports --local on another system.
 func errLocalNeedsLinux() error {
-	return exit(exitUsage, "--local needs a daemon on this machine, and daemons run on Linux only; leave --local, to use the relay that you are logged in to")
+	return cli.Errorf(cli.ExitUsage, "--local needs a daemon on this machine, and daemons run on Linux only; leave --local, to use the relay that you are logged in to")
 }
 
 // toolsetUsage describes --toolset.
 const toolsetUsage = "list the tools of toolset `NAME`: fleet, boards or all; plugins can be added after commas"
 
-// newToken is what a request carries: the token of the file, read anew since it may be renewed,
-// else that of the environment.
-func (f *relayFlags) newToken(context.Context, string) (string, error) {
-	if f.tokenFile == "" {
-		return os.Getenv("MCP_TOKEN"), nil
+// tokenSource returns the source of the token that each request carries: the file, read anew each time
+// because it may be renewed, or MCP_TOKEN if no file is named.
+func tokenSource(file string) func(context.Context, string) (string, error) {
+	return func(context.Context, string) (string, error) {
+		if file == "" {
+			return os.Getenv("MCP_TOKEN"), nil
+		}
+		return cli.ReadToken(file)
 	}
-	return readToken(f.tokenFile)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/clientconfig"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
@@ -67,7 +68,7 @@ then needs a long-lived token in its environment.`,
 			}
 			again := ""
 			if edit.file != "" {
-				again = " --file " + shellQuote(edit.file)
+				again = " --file " + cli.ShellQuote(edit.file)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "connected %s; to use it, %s; undo with: agentctl mcp disconnect %s%s\n", cl.Title, cl.Restart, cl.Name, again)
 			if hint != "" {
@@ -125,7 +126,7 @@ func newMCPConfig() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := clientconfig.Find(args[0])
 			if err != nil {
-				return &exitError{exitUsage, err}
+				return &cli.ExitError{Code: cli.ExitUsage, Err: err}
 			}
 			server, hint, err := entry.server(cmd)
 			if err != nil {
@@ -153,10 +154,10 @@ func newMCPConfig() *cobra.Command {
 func (e *clientEdit) open(name string) (*clientconfig.Client, *clientconfig.File, error) {
 	cl, err := clientconfig.Find(name)
 	if err != nil {
-		return nil, nil, &exitError{exitUsage, err}
+		return nil, nil, &cli.ExitError{Code: cli.ExitUsage, Err: err}
 	}
 	if !cl.Writable {
-		return nil, nil, exit(exitUsage, "agentctl does not edit the file of %s; print the entry with: agentctl mcp config %s", cl.Title, cl.Name)
+		return nil, nil, cli.Errorf(cli.ExitUsage, "agentctl does not edit the file of %s; print the entry with: agentctl mcp config %s", cl.Title, cl.Name)
 	}
 	path := e.file
 	if path == "" {
@@ -186,7 +187,7 @@ func (e *clientEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clien
 		return false, err
 	}
 	if !e.yes {
-		if err := confirm(cmd, "Write "+f.Path+"?"); err != nil {
+		if err := cli.Confirm(cmd, "Write "+f.Path+"?"); err != nil {
 			return false, err
 		}
 	}
@@ -209,17 +210,17 @@ func explainClientFile(cl *clientconfig.Client, err error) error {
 	}
 	switch {
 	case errors.Is(err, clientconfig.ErrNoHTTP):
-		return exit(exitUsage, "%s cannot take the token from its environment, and agentctl writes no token into a file; leave --http", cl.Title)
+		return cli.Errorf(cli.ExitUsage, "%s cannot take the token from its environment, and agentctl writes no token into a file; leave --http", cl.Title)
 	case errors.Is(err, clientconfig.ErrSyntax), errors.Is(err, clientconfig.ErrShape), errors.Is(err, clientconfig.ErrTooLarge), errors.Is(err, clientconfig.ErrNotRegular):
-		return exit(exitFailure, "%w\nNothing was changed. Repair the file, or add by hand what this prints: agentctl mcp config %s", err, cl.Name)
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Repair the file, or add by hand what this prints: agentctl mcp config %s", err, cl.Name)
 	case errors.Is(err, clientconfig.ErrReadOnly):
-		return exit(exitFailure, "%w\nNothing was changed. Make the file writable: chmod u+w %s", err, shellQuote(path))
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Make the file writable: chmod u+w %s", err, cli.ShellQuote(path))
 	case errors.Is(err, clientconfig.ErrChanged):
-		return exit(exitFailure, "%w\nNothing was changed. Close %s, and type the command again", err, cl.Title)
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Close %s, and type the command again", err, cl.Title)
 	case errors.Is(err, fs.ErrPermission):
-		return exit(exitFailure, "%w\nNothing was changed. Run this as the user of the client, or name another file with --file", err)
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Run this as the user of the client, or name another file with --file", err)
 	}
-	return exit(exitFailure, "%w\nNothing was changed", err)
+	return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed", err)
 }
 
 func completeClients(writable bool) cobra.CompletionFunc {

@@ -19,6 +19,7 @@ import (
 
 	"agentctl/client"
 	"agentctl/clientconfig"
+	"agentctl/cmd/internal/cli"
 )
 
 // tokenEnv is the variable of an MCP client's environment that holds a token.
@@ -26,14 +27,14 @@ const tokenEnv = "MCP_TOKEN"
 
 // mcpEntry are the flags that say what an MCP client is connected to.
 type mcpEntry struct {
-	relay       relayFlags
+	relay       cli.RelayFlags
 	toolset     string
 	http, local bool
 }
 
 func (e *mcpEntry) flags(c *cobra.Command) {
-	e.relay.forMCP = true
-	e.relay.flags(c)
+	e.relay.ForMCP = true
+	e.relay.AddFlags(c)
 	f := c.Flags()
 	f.StringVar(&e.toolset, "toolset", client.FleetToolset, toolsetUsage)
 	f.BoolVar(&e.http, "http", false, "connect the client to the relay's URL, with the token of its environment variable "+tokenEnv+", instead of to 'agentctl mcp'")
@@ -45,30 +46,30 @@ func (e *mcpEntry) flags(c *cobra.Command) {
 // The entry holds no secret: the bridge has the context, or the file with the token.
 func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
 	if e.local {
-		if !isLinux {
+		if !cli.IsLinux {
 			return s, "", errLocalNeedsLinux()
 		}
 		if e.http {
-			return s, "", exit(exitUsage, "--local serves a program on this board only; leave --http")
+			return s, "", cli.Errorf(cli.ExitUsage, "--local serves a program on this board only; leave --http")
 		}
 		s.Command, err = selfPath()
 		s.Args = []string{"mcp", "--local"}
 		return s, "", err
 	}
-	saved, err := e.relay.context()
+	saved, err := e.relay.Context()
 	if err != nil {
 		return s, "", err
 	}
-	isNamed := e.relay.set.Changed("relay") || os.Getenv("AGENTCTL_RELAY") != ""
+	isNamed := e.relay.IsSet("relay") || os.Getenv("AGENTCTL_RELAY") != ""
 	switch {
 	case e.http && saved != nil:
-		return s, "", exit(exitUsage, "--http needs a token that the client can keep, and those of context %s live for an hour; leave --http, or make one with: agentctl token create --class agent --out agent.token (on the relay's machine), and give: --http --relay %s", saved.Name(), shellQuote(saved.Relay()))
+		return s, "", cli.Errorf(cli.ExitUsage, "--http needs a token that the client can keep, and those of context %s live for an hour; leave --http, or make one with: agentctl token create --class agent --out agent.token (on the relay's machine), and give: --http --relay %s", saved.Name(), cli.ShellQuote(saved.Relay()))
 	case saved == nil && !isNamed:
-		return s, "", exit(exitUsage, "no relay to connect the client to; log in first, with the line that the relay's operator gets from: agentctl invite --agent NAME, or give --relay URL --token-file FILE")
+		return s, "", cli.Errorf(cli.ExitUsage, "no relay to connect the client to; log in first, with the line that the relay's operator gets from: agentctl invite --agent NAME, or give --relay URL --token-file FILE")
 	}
 	if saved == nil { // a wrong URL is noticed before it is in a file
-		if _, err := client.New(client.Options{URL: e.relay.relay, Token: "a token is sent there"}); err != nil {
-			return s, "", exit(exitUsage, "--relay %w", err)
+		if _, err := client.New(client.Options{URL: e.relay.URL, Token: "a token is sent there"}); err != nil {
+			return s, "", cli.Errorf(cli.ExitUsage, "--relay %w", err)
 		}
 	}
 	toolsetHint, err := e.checkToolset(cmd.Context())
@@ -84,7 +85,7 @@ func (e *mcpEntry) server(cmd *cobra.Command) (s clientconfig.Server, hint strin
 	}
 	s.Args = []string{"mcp"}
 	if saved != nil {
-		if current, _ := contextStore().Current(); saved.Name() != current {
+		if current, _ := cli.ContextStore().Current(); saved.Name() != current {
 			s.Args = append(s.Args, "--context", saved.Name())
 		}
 		// Some clients start programs with few variables.
@@ -119,14 +120,14 @@ func (e *mcpEntry) checkToolset(ctx context.Context) (hint string, err error) {
 	if !slices.ContainsFunc(strings.Split(e.toolset, ","), isPlugin) {
 		return "", nil
 	}
-	rc, err := e.relay.client()
+	rc, err := e.relay.Client()
 	if err == nil {
 		ctx, cancel := context.WithTimeout(ctx, toolsetTimeout)
 		defer cancel()
 		err = rc.CheckToolset(ctx, e.toolset)
 	}
 	if refused := new(client.Error); errors.As(err, &refused) && refused.Status == http.StatusBadRequest {
-		return "", exit(exitUsage, "--toolset %s: %s", e.toolset, refused.Message)
+		return "", cli.Errorf(cli.ExitUsage, "--toolset %s: %s", e.toolset, refused.Message)
 	}
 	if err != nil {
 		hint = fmt.Sprintf("the relay could not be asked whether it has the toolset %s: %v", e.toolset, err)
@@ -137,13 +138,13 @@ func (e *mcpEntry) checkToolset(ctx context.Context) (hint string, err error) {
 // relayArgs adds the arguments of a relay that was named. A client starts the bridge in a
 // other directory, so that files are named by absolute paths.
 func (e *mcpEntry) relayArgs(s *clientconfig.Server) (hint string, err error) {
-	s.Args = append(s.Args, "--relay", e.relay.relay)
-	if e.relay.tokenFile == "" {
+	s.Args = append(s.Args, "--relay", e.relay.URL)
+	if e.relay.TokenFile == "" {
 		hint = "no --token-file: the bridge takes the token from " + tokenEnv + " in the client's environment"
-	} else if _, err := readToken(e.relay.tokenFile); err != nil {
+	} else if _, err := cli.ReadToken(e.relay.TokenFile); err != nil {
 		return "", err
 	}
-	for _, file := range []struct{ flag, path string }{{"--token-file", e.relay.tokenFile}, {"--ca-file", e.relay.caFile}} {
+	for _, file := range []struct{ flag, path string }{{"--token-file", e.relay.TokenFile}, {"--ca-file", e.relay.CAFile}} {
 		if file.path == "" {
 			continue
 		}
@@ -153,10 +154,10 @@ func (e *mcpEntry) relayArgs(s *clientconfig.Server) (hint string, err error) {
 		}
 		s.Args = append(s.Args, file.flag, path)
 	}
-	if e.relay.caSHA256 != "" {
-		s.Args = append(s.Args, "--ca-sha256", e.relay.caSHA256)
+	if e.relay.CASHA256 != "" {
+		s.Args = append(s.Args, "--ca-sha256", e.relay.CASHA256)
 	}
-	if _, err := clientTLS(e.relay.caFile, e.relay.caSHA256, e.relay.relay); err != nil {
+	if _, err := cli.ClientTLS(e.relay.CAFile, e.relay.CASHA256, e.relay.URL); err != nil {
 		return "", err
 	}
 	return hint, nil
@@ -165,15 +166,15 @@ func (e *mcpEntry) relayArgs(s *clientconfig.Server) (hint string, err error) {
 // httpServer is the entry of a URL. MCP clients check certificates by the authorities of their
 // system and know no pins.
 func (e *mcpEntry) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
-	if e.relay.caFile != "" || e.relay.caSHA256 != "" {
-		return s, "", exit(exitUsage, "MCP clients trust the authorities of their system only; leave --http, so that agentctl checks the relay's certificate")
+	if e.relay.CAFile != "" || e.relay.CASHA256 != "" {
+		return s, "", cli.Errorf(cli.ExitUsage, "MCP clients trust the authorities of their system only; leave --http, so that agentctl checks the relay's certificate")
 	}
-	s = clientconfig.Server{URL: client.MCPURL(e.relay.relay, e.toolset, true), TokenEnv: tokenEnv}
-	file := e.relay.tokenFile
+	s = clientconfig.Server{URL: client.MCPURL(e.relay.URL, e.toolset, true), TokenEnv: tokenEnv}
+	file := e.relay.TokenFile
 	if file == "" {
 		file = "agent.token"
 	}
-	set := fmt.Sprintf("export %s=\"$(cat %s)\"", tokenEnv, shellQuote(file))
+	set := fmt.Sprintf("export %s=\"$(cat %s)\"", tokenEnv, cli.ShellQuote(file))
 	if runtime.GOOS == "windows" { // in PowerShell
 		set = fmt.Sprintf("$env:%s = Get-Content \"%s\"", tokenEnv, file)
 	}

@@ -10,15 +10,16 @@ import (
 
 	"go.uber.org/zap"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/mcplocal"
 	"agentctl/relay/mcp/stdio"
 )
 
 // serveLocal serves this board over MCP, in this process, and sets the URL and the client of o.
 func serveLocal(ctx context.Context, socket string, log *zap.Logger, o *stdio.Options) (closeServer func(), err error) {
-	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: version, Log: log})
+	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: cli.Version, Log: log})
 	if errors.Is(err, mcplocal.ErrAgentID) {
-		return nil, exit(exitUsage, "MCP_AGENT_ID: %w", err)
+		return nil, cli.Errorf(cli.ExitUsage, "MCP_AGENT_ID: %w", err)
 	}
 	if err != nil {
 		return nil, err

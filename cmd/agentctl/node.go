@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/term"
 )
@@ -158,7 +159,7 @@ description. To print what is known about a board: agentctl describe NODE.`,
 				if c.After.Description == "" {
 					did = fmt.Sprintf("node %s (%s) %s no description", c.After.Name, c.NodeID, f.did("now has", "would have"))
 				}
-				return did, f.again(cmd, "describe", c.NodeID) + " " + shellQuote(c.Before.Description)
+				return did, f.again(cmd, "describe", c.NodeID) + " " + cli.ShellQuote(c.Before.Description)
 			})
 		},
 	}
@@ -173,7 +174,7 @@ func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, sa
 		if err != nil {
 			return err
 		}
-		return f.out.print(cmd, change, func() error {
+		return f.out.Print(cmd, change, func() error {
 			did, undo := say(change)
 			b, a := change.Before, change.After
 			switch {
@@ -215,7 +216,7 @@ new token. Its name, tags and history stay.`,
 			if err != nil {
 				return err
 			}
-			return f.out.print(cmd, n, func() error {
+			return f.out.Print(cmd, n, func() error {
 				next := ""
 				if !f.dryRun {
 					next = "; this is not undone: make it join again with a new invite, or mint a token: agentctl token create --class device --node " + n.NodeID

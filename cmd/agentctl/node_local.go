@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
 )
@@ -27,7 +28,7 @@ func (l *localNodes) node(ctx context.Context, ref string) (auth.Node, error) {
 	case errors.Is(err, auth.ErrNoNode):
 		err = fmt.Errorf("no node has the id, the name or the id prefix %q; see: agentctl ls", ref)
 	case errors.Is(err, auth.ErrAmbiguous):
-		err = exit(exitUsage, "%q names more than one node; give more of the id, or the tenant with --tenant", ref)
+		err = cli.Errorf(cli.ExitUsage, "%q names more than one node; give more of the id, or the tenant with --tenant", ref)
 	}
 	return n, err
 }
@@ -45,7 +46,7 @@ func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePat
 	})
 	switch bad := (*auth.AttributeError)(nil); {
 	case errors.As(err, &bad):
-		return nil, exit(exitUsage, "%w", err)
+		return nil, cli.Errorf(cli.ExitUsage, "%w", err)
 	case errors.Is(err, auth.ErrNameTaken):
 		return nil, errors.New("another node has this name; give that one another name first, or choose another")
 	case err != nil:

@@ -2,7 +2,11 @@
 
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+)
 
 // addRelayCommands: a board build has only those that speak to a relay; of the others it
 // says where they are.
@@ -23,7 +27,7 @@ func notHere(name string) *cobra.Command {
 		Hidden:             true,
 		Args:               cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return exit(exitFailure, "this is the board build of agentctl, without %q; install the package agentctl-relay, or build without -tags agentctl_omit_relay", cmd.Name())
+			return cli.Errorf(cli.ExitFailure, "this is the board build of agentctl, without %q; install the package agentctl-relay, or build without -tags agentctl_omit_relay", cmd.Name())
 		},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/term"
 )
@@ -47,8 +48,8 @@ func newPluginValidate() *cobra.Command {
 }
 
 func newPluginLs() *cobra.Command {
-	var rf relayFlags
-	var out output
+	var rf cli.RelayFlags
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "ls",
 		Short: "List the loaded plugins",
@@ -63,7 +64,7 @@ FAILURES counts how often the program ended or did not start, LAST ERROR says wh
 Lines below the table say which tools of an adopted server are withdrawn, and why.`,
 		Example: "  agentctl plugin ls --token-file admin.token",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -71,7 +72,7 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, plugins, func() error {
+			return out.Print(cmd, plugins, func() error {
 				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS", "SANDBOX", "FAILURES", "LAST ERROR")
 				for _, p := range plugins {
 					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"), p.Failures, cmp.Or(p.LastError, "-"))
@@ -90,8 +91,8 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 			})
 		},
 	}
-	rf.flags(c)
-	out.flags(c)
+	rf.AddFlags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -156,7 +157,7 @@ type pluginChange struct {
 }
 
 func newPluginChange(p pluginChange) *cobra.Command {
-	var rf relayFlags
+	var rf cli.RelayFlags
 	var dryRun bool
 	p.cmd.Args = cobra.ExactArgs(1)
 	p.cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -165,7 +166,7 @@ func newPluginChange(p pluginChange) *cobra.Command {
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "would %s plugin %s\n", p.verb, name)
 			return err
 		}
-		rc, err := rf.client()
+		rc, err := rf.Client()
 		if err != nil {
 			return err
 		}
@@ -175,7 +176,7 @@ func newPluginChange(p pluginChange) *cobra.Command {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s\n", p.verb, name, p.undo(name))
 		return err
 	}
-	rf.flags(&p.cmd)
+	rf.AddFlags(&p.cmd)
 	p.cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
 	return &p.cmd
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/plugins/process"
 )
@@ -22,8 +23,8 @@ const packagedPlugins = "/usr/local/lib/agentctl-relay/plugins"
 
 // adoption is one run of 'plugin adopt'.
 type adoption struct {
-	relay     relayFlags
-	out       output
+	relay     cli.RelayFlags
+	out       cli.Output
 	stateDir  string
 	pluginDir string
 	sandbox   string
@@ -67,16 +68,16 @@ machine, as the user of the relay or as root. With a token of an operator the pl
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.ArgsLenAtDash() > 1 || cmd.ArgsLenAtDash() < 0 && len(args) > 1 {
-				return exit(exitUsage, "give one name, and the command after --: agentctl plugin adopt NAME -- COMMAND ARG...")
+				return cli.Errorf(cli.ExitUsage, "give one name, and the command after --: agentctl plugin adopt NAME -- COMMAND ARG...")
 			}
 			a.name = args[0]
 			return a.run(cmd, args[1:])
 		},
 	}
 	f := c.Flags()
-	stateDirFlag(c, &a.stateDir)
-	f.StringVar(&a.pluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with the relay's plugins; default: that of the packaged relay, or plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringVar(&a.sandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: the server can then read the relay's keys [AGENTCTL_PLUGIN_SANDBOX]")
+	cli.AddStateDirFlag(c, &a.stateDir)
+	f.StringVar(&a.pluginDir, "plugin-dir", cli.EnvOr("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with the relay's plugins; default: that of the packaged relay, or plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringVar(&a.sandbox, "plugin-sandbox", cli.EnvOr("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: the server can then read the relay's keys [AGENTCTL_PLUGIN_SANDBOX]")
 	f.StringArrayVar(&a.read, "read", nil, "let the server read the file or folder `PATH` (repeatable)")
 	f.StringArrayVar(&a.write, "write", nil, "let the server write to the file or folder `PATH` (repeatable)")
 	f.StringArrayVar(&a.env, "env", nil, "set the variable `NAME=VALUE` for the server; $HOME is the folder for its data (repeatable; no place for secrets)")
@@ -84,8 +85,8 @@ machine, as the user of the relay or as root. With a token of an operator the pl
 	f.BoolVar(&a.again, "again", false, "replace what was adopted before; without a command, that of plugin.json")
 	f.BoolVar(&a.again, "force", false, "the same as --again")
 	f.BoolVar(&a.dryRun, "dry-run", false, "print what would be written, and do nothing")
-	a.relay.flags(c)
-	a.out.flags(c)
+	a.relay.AddFlags(c)
+	a.out.AddFlags(c)
 	return c
 }
 
@@ -98,7 +99,7 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	m := process.PluginManifest{Command: command}
 	if len(command) == 0 {
 		if a.had == nil || !a.again {
-			return exit(exitUsage, "give the command of the server after --: agentctl plugin adopt %s -- COMMAND ARG...", a.name)
+			return cli.Errorf(cli.ExitUsage, "give the command of the server after --: agentctl plugin adopt %s -- COMMAND ARG...", a.name)
 		}
 		m = *a.had
 	}
@@ -122,7 +123,7 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 		return err
 	}
 	o := process.AdoptOptions{Name: a.name, Folder: start, Command: m.Command, Env: m.Env, Sandbox: m.Sandbox,
-		Private: []string{private}, NoSandbox: a.sandbox == relay.SandboxOff, Version: version, User: process.OwnerOf(a.stateDir)}
+		Private: []string{private}, NoSandbox: a.sandbox == relay.SandboxOff, Version: cli.Version, User: process.OwnerOf(a.stateDir)}
 	found, err := process.Adopt(cmd.Context(), o)
 	if err != nil {
 		return a.explain(err)
@@ -133,10 +134,10 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 // locate finds the plugin's folder and what was adopted before.
 func (a *adoption) locate() (err error) {
 	if err := process.CheckName(a.name); err != nil {
-		return exit(exitUsage, "%w", err)
+		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	if a.sandbox != relay.SandboxLandlock && a.sandbox != relay.SandboxOff {
-		return exit(exitUsage, "--plugin-sandbox: not a kind of sandbox: %q (use landlock or off)", a.sandbox)
+		return cli.Errorf(cli.ExitUsage, "--plugin-sandbox: not a kind of sandbox: %q (use landlock or off)", a.sandbox)
 	}
 	if a.stateDir, err = filepath.Abs(a.stateDir); err != nil {
 		return err
@@ -171,7 +172,7 @@ func (a *adoption) addFlags(m *process.PluginManifest) error {
 	for _, e := range a.env {
 		name, value, ok := strings.Cut(e, "=")
 		if !ok {
-			return exit(exitUsage, "--env %s: use NAME=VALUE", name)
+			return cli.Errorf(cli.ExitUsage, "--env %s: use NAME=VALUE", name)
 		}
 		if m.Env == nil {
 			m.Env = make(map[string]string)

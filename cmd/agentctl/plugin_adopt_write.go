@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/plugins/process"
 	"agentctl/term"
 )
@@ -24,7 +25,7 @@ import (
 func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error {
 	pkg, args, isNPX, err := process.NPXPackage(m.Command)
 	if err != nil {
-		return exit(exitUsage, "%w", err)
+		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	if a.stage, err = process.NewStage(a.pluginDir); err != nil {
 		return err
@@ -45,7 +46,7 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 			return err
 		}
 	} else if m.Command, read, err = process.CompleteCommand(m.Command); err != nil {
-		return exit(exitUsage, "%w", err)
+		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	for _, path := range read {
 		if !slices.Contains(m.Sandbox.Write, path) {
@@ -77,10 +78,10 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 	}
 	switch {
 	case a.old != nil && !isSame && !a.again:
-		if err := a.out.print(cmd, r, func() error { return r.print(cmd) }); err != nil {
+		if err := a.out.Print(cmd, r, func() error { return r.print(cmd) }); err != nil {
 			return err
 		}
-		return exit(exitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name)
+		return cli.Errorf(cli.ExitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name)
 	case !a.dryRun:
 		if err := process.WriteFolder(a.folder, a.stage, found.JSON); err != nil {
 			return err
@@ -91,15 +92,15 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 			return err
 		}
 	}
-	return a.out.print(cmd, r, func() error { return r.print(cmd) })
+	return a.out.Print(cmd, r, func() error { return r.print(cmd) })
 }
 
 // load loads the plugin if the flags have a token.
 func (a *adoption) load(ctx context.Context, r *adoptReport) error {
-	if a.relay.tokenFile == "" {
+	if a.relay.TokenFile == "" {
 		return nil
 	}
-	rc, err := a.relay.client()
+	rc, err := a.relay.Client()
 	if err != nil {
 		return err
 	}

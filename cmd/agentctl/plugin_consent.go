@@ -11,12 +11,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
 func newPluginShow() *cobra.Command {
-	var rf relayFlags
-	var out output
+	var rf cli.RelayFlags
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show what a plugin asks for and may do",
@@ -25,7 +26,7 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 		Example: "  agentctl plugin show notes --token-file operator.token",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -33,11 +34,11 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 			if err != nil {
 				return err
 			}
-			return out.print(cmd, b, func() error { return printPluginBus(cmd.OutOrStdout(), b) })
+			return out.Print(cmd, b, func() error { return printPluginBus(cmd.OutOrStdout(), b) })
 		},
 	}
-	rf.flags(c)
-	out.flags(c)
+	rf.AddFlags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -77,7 +78,7 @@ func allowedText(b *client.PluginBus) string {
 }
 
 func newPluginAllow() *cobra.Command {
-	var rf relayFlags
+	var rf cli.RelayFlags
 	var tenants []string
 	var digest string
 	var dryRun bool
@@ -94,7 +95,7 @@ scope that the caller lacks.`,
   agentctl plugin allow notes --tenant acme --tenant lab --token-file operator.token`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -114,7 +115,7 @@ scope that the caller lacks.`,
 			return err
 		},
 	}
-	rf.flags(c)
+	rf.AddFlags(c)
 	c.Flags().StringArrayVar(&tenants, "tenant", nil, "let it act in `TENANT` (repeatable), * for every one; default: the tenant of your token")
 	c.Flags().StringVar(&digest, "digest", "", "refuse if plugin.json has another digest than `HEX`, as plugin show printed it")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
@@ -122,7 +123,7 @@ scope that the caller lacks.`,
 }
 
 func newPluginDisallow() *cobra.Command {
-	var rf relayFlags
+	var rf cli.RelayFlags
 	var dryRun bool
 	c := &cobra.Command{
 		Use:   "disallow NAME",
@@ -136,7 +137,7 @@ it goes on answering calls.`,
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "would disallow plugin %s\n", args[0])
 				return err
 			}
-			rc, err := rf.client()
+			rc, err := rf.Client()
 			if err != nil {
 				return err
 			}
@@ -147,7 +148,7 @@ it goes on answering calls.`,
 			return err
 		},
 	}
-	rf.flags(c)
+	rf.AddFlags(c)
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
 	return c
 }

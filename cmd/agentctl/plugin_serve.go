@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/control"
 	"agentctl/relay/plugins/process"
 )
@@ -27,7 +28,7 @@ func newPluginServe() *cobra.Command {
 				return err
 			}
 			if ln == nil {
-				return exit(exitUsage, "%w", errNoSocket)
+				return cli.Errorf(cli.ExitUsage, "%w", errNoSocket)
 			}
 			home := os.Getenv("STATE_DIRECTORY") // systemd.exec(5)
 			if home == "" {

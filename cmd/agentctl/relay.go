@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/duration"
@@ -67,16 +68,16 @@ are folders in --plugin-dir.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
 	}
 	f := c.Flags()
-	f.StringVar(&s.o.Listen, "listen", env("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
-	f.StringVar(&s.o.StateDir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
-	f.StringVar(&s.o.Public, "public", env("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
-	f.StringVar(&s.o.TLS, "tls", env("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
-	f.StringVar(&s.o.TLSCert, "tls-cert", env("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&s.o.TLSKey, "tls-key", env("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
-	f.StringVar(&s.o.MetricsListen, "metrics-listen", env("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
-	f.StringVar(&s.o.Audience, "audience", env("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
+	f.StringVar(&s.o.Listen, "listen", cli.EnvOr("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
+	f.StringVar(&s.o.StateDir, "state-dir", cli.EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
+	f.StringVar(&s.o.Public, "public", cli.EnvOr("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
+	f.StringVar(&s.o.TLS, "tls", cli.EnvOr("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
+	f.StringVar(&s.o.TLSCert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
+	f.StringVar(&s.o.TLSKey, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	f.StringVar(&s.o.MetricsListen, "metrics-listen", cli.EnvOr("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
+	f.StringVar(&s.o.Audience, "audience", cli.EnvOr("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&s.o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
-	f.StringVar(&s.o.AllowOriginFile, "allow-origin-file", env("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	f.StringVar(&s.o.AllowOriginFile, "allow-origin-file", cli.EnvOr("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
 	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	addTrustedProxyFlag(f, &s.proxies)
 	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
@@ -84,9 +85,9 @@ are folders in --plugin-dir.`,
 	f.BoolVar(&s.o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
 	f.BoolVar(&s.o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
 	f.StringArrayVar(&s.o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
-	f.StringVar(&s.o.PluginDir, "plugin-dir", env("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
-	f.StringVar(&s.o.PluginSockets, "plugin-sockets", env("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are separate services, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
-	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", env("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
+	f.StringVar(&s.o.PluginDir, "plugin-dir", cli.EnvOr("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
+	f.StringVar(&s.o.PluginSockets, "plugin-sockets", cli.EnvOr("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are separate services, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
+	f.StringVar(&s.o.PluginSandbox, "plugin-sandbox", cli.EnvOr("AGENTCTL_PLUGIN_SANDBOX", relay.SandboxLandlock), "`KIND`: landlock, or off: plugins that the relay starts can then read its keys [AGENTCTL_PLUGIN_SANDBOX]")
 	f.StringArrayVar(&s.o.DisabledPlugins, "without", nil, "do not load the built-in plugin `NAME` (repeatable): tickets, directory, fleet, triage")
 	f.StringToStringVar(&s.o.TriagePriorities, "triage-priority", nil, "`KEY=PRIORITY` of tickets that alerts open: KEY is a level (error, warn, info) or a rule; PRIORITY is low, normal, high or urgent (repeatable)")
 	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
@@ -102,7 +103,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.IntVar(&s.o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
-	f.StringVar(&s.logLevel, "log-level", env("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.StringVar(&s.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(relayCommands()...)
 	return c
 }
@@ -110,17 +111,17 @@ are folders in --plugin-dir.`,
 // run serves until the command's context ends.
 func (s *relayServe) run(cmd *cobra.Command) error {
 	daemon.RelaxTimers()
-	ctx, hup, stopHangups := hangups(cmd.Context())
+	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
 	defer stop()
 	lv, err := zap.ParseAtomicLevel(s.logLevel)
 	if err != nil {
-		return exit(exitUsage, "--log-level %s: the levels are debug, info, warn and error", s.logLevel)
+		return cli.Errorf(cli.ExitUsage, "--log-level %s: the levels are debug, info, warn and error", s.logLevel)
 	}
-	log := newLoggerAt(lv)
+	log := cli.NewLoggerAt(lv)
 	defer func() { _ = log.Sync() }()
-	s.o.Logger, s.o.Level, s.o.Version, s.o.BuildTime = log, &lv, version, build().Time
+	s.o.Logger, s.o.Level, s.o.Version, s.o.BuildTime = log, &lv, cli.Version, cli.BuildTime()
 	if err := s.setOptions(cmd); err != nil {
 		return err
 	}
@@ -148,7 +149,7 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 	stop()
 	waitReloads()
 	if errors.Is(err, relay.ErrGivenUp) {
-		return exit(exitFailure, "%w; --max-restarts allows more", err)
+		return cli.Errorf(cli.ExitFailure, "%w; --max-restarts allows more", err)
 	}
 	return err
 }
@@ -165,7 +166,7 @@ func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	}
 	if s.scopeless != "" {
 		if o.ScopelessUntil, err = time.Parse(time.DateOnly, s.scopeless); err != nil {
-			return exit(exitUsage, "--scopeless-until %s is no date of the form 2026-12-31", s.scopeless)
+			return cli.Errorf(cli.ExitUsage, "--scopeless-until %s is no date of the form 2026-12-31", s.scopeless)
 		}
 	}
 	o.AuditMaxBytes = s.auditMB << 20
@@ -183,7 +184,7 @@ func addTrustedProxyFlag(f *pflag.FlagSet, networks *[]string) {
 func trustedProxies(networks []string) (edge.TrustedProxies, error) {
 	t, err := edge.ParseTrustedProxies(networks)
 	if err != nil {
-		return nil, exit(exitUsage, "--trusted-proxy: %w", err)
+		return nil, cli.Errorf(cli.ExitUsage, "--trusted-proxy: %w", err)
 	}
 	return t, nil
 }
@@ -202,11 +203,11 @@ func relayOpenError(err error) error {
 	var bad *relay.OptionError
 	switch {
 	case errors.Is(err, relay.ErrPlainHTTP):
-		return exit(exitUsage, "%w; use --tls own, give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
+		return cli.Errorf(cli.ExitUsage, "%w; use --tls own, give --tls-cert and --tls-key, or --insecure behind a TLS proxy", err)
 	case errors.As(err, &bad):
-		return exit(exitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
+		return cli.Errorf(cli.ExitUsage, "%s: %w", optionFlags[bad.Option], bad.Err)
 	case errors.Is(err, syscall.EADDRINUSE):
-		return exit(exitFailure, "%w; choose another address with --listen or --metrics-listen", err)
+		return cli.Errorf(cli.ExitFailure, "%w; choose another address with --listen or --metrics-listen", err)
 	}
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/backup"
 	"agentctl/relay/kernel"
@@ -18,8 +19,8 @@ import (
 )
 
 func newRelayBackup() *cobra.Command {
-	o := backup.Options{Version: version}
-	var out output
+	o := backup.Options{Version: cli.Version}
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "backup DIR",
 		Short: "Back up a relay's state directory, while the relay runs or not",
@@ -35,7 +36,7 @@ certificates given with --tls-cert.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.Keep < 0 {
-				return exit(exitUsage, "--keep %d is below 0", o.Keep)
+				return cli.Errorf(cli.ExitUsage, "--keep %d is below 0", o.Keep)
 			}
 			o.Dir = args[0]
 			r, err := backup.Create(cmd.Context(), o)
@@ -45,10 +46,10 @@ certificates given with --tls-cert.`,
 			if err != nil {
 				return explainState(cmd, err)
 			}
-			return out.print(cmd, r, func() error {
+			return out.Print(cmd, r, func() error {
 				fmt.Fprintln(cmd.OutOrStdout(), r.Path)
 				fmt.Fprintf(cmd.ErrOrStderr(), "%d files, %s of relay %s; put it back with: agentctl relay restore %s%s\n",
-					len(r.Files), term.Bytes(uint64(r.Bytes)), r.RelayID, r.Path, stateDirHint(cmd))
+					len(r.Files), term.Bytes(uint64(r.Bytes)), r.RelayID, r.Path, cli.StateDirHint(cmd))
 				for _, path := range r.Deleted {
 					fmt.Fprintln(cmd.ErrOrStderr(), "deleted", path)
 				}
@@ -56,15 +57,15 @@ certificates given with --tls-cert.`,
 			})
 		},
 	}
-	stateDirFlag(c, &o.StateDir)
+	cli.AddStateDirFlag(c, &o.StateDir)
 	c.Flags().IntVar(&o.Keep, "keep", 0, "delete this relay's oldest backups in DIR beyond `N` (0: delete none)")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
 func newRelayRestore() *cobra.Command {
 	var o backup.RestoreOptions
-	var out output
+	var out cli.Output
 	var loss string
 	c := &cobra.Command{
 		Use:   "restore BACKUP",
@@ -85,17 +86,17 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case loss != "" && len(args) > 0:
-				return exit(exitUsage, "give BACKUP or --accept-loss, not both")
+				return cli.Errorf(cli.ExitUsage, "give BACKUP or --accept-loss, not both")
 			case loss != "":
 				return acceptLoss(cmd, &out, o.StateDir, loss, o.AcceptUnknown)
 			case len(args) == 0:
-				return exit(exitUsage, "BACKUP is missing: the directory that 'agentctl relay backup' has printed")
+				return cli.Errorf(cli.ExitUsage, "BACKUP is missing: the directory that 'agentctl relay backup' has printed")
 			}
 			o.Backup = args[0]
 			r, err := backup.Restore(cmd.Context(), o)
 			var unknown *backup.UnknownError
 			if errors.As(err, &unknown) {
-				if err = confirm(cmd, fmt.Sprintf("%v.\nTokens that were revoked since would work again. Restore all the same?", err)); err != nil {
+				if err = cli.Confirm(cmd, fmt.Sprintf("%v.\nTokens that were revoked since would work again. Restore all the same?", err)); err != nil {
 					return err
 				}
 				o.AcceptUnknown = true
@@ -105,14 +106,14 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 				return explainRestore(cmd, err)
 			}
 			recordLocal(cmd, o.StateDir, kernel.Record{Tool: "relay.restore", Target: filepath.Base(o.Backup)})
-			return out.print(cmd, r, func() error { return printRestored(cmd, r) })
+			return out.Print(cmd, r, func() error { return printRestored(cmd, r) })
 		},
 	}
-	stateDirFlag(c, &o.StateDir)
+	cli.AddStateDirFlag(c, &o.StateDir)
 	c.Flags().BoolVar(&o.AcceptUnknown, "yes", false, "restore, or start over, without asking, also when it is not known what was revoked after the backup")
 	c.Flags().BoolVar(&o.OtherRelay, "other-relay", false, "replace the state of another relay")
 	c.Flags().StringVar(&loss, "accept-loss", "", "go on without `STORE`: relay.db, events.db or relay.json")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 
@@ -120,11 +121,11 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 func explainRestore(cmd *cobra.Command, err error) error {
 	switch {
 	case errors.Is(err, auth.ErrInUse):
-		return exit(exitFailure, "%w; stop the relay first, as with: sudo systemctl stop agentctl-relay", err)
+		return cli.Errorf(cli.ExitFailure, "%w; stop the relay first, as with: sudo systemctl stop agentctl-relay", err)
 	case errors.As(err, new(*backup.OtherRelayError)):
-		return exit(exitFailure, "%w; name that relay's state directory with --state-dir, or replace this one with --other-relay", err)
+		return cli.Errorf(cli.ExitFailure, "%w; name that relay's state directory with --state-dir, or replace this one with --other-relay", err)
 	case errors.Is(err, backup.ErrSound):
-		return exit(exitFailure, "%w; start the relay: agentctl relay%s", err, stateDirHint(cmd))
+		return cli.Errorf(cli.ExitFailure, "%w; start the relay: agentctl relay%s", err, cli.StateDirHint(cmd))
 	}
 	return explainState(cmd, err)
 }
@@ -137,7 +138,7 @@ func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 			r.Carried.Revocations, r.Carried.Invites, len(r.Carried.NodesRemoved), len(r.Carried.KeysDropped))
 	}
 	if r.Unknown != "" {
-		fmt.Fprintf(w, "not known is what was revoked since (%s); to void all tokens made before: agentctl keys rotate --drop-old%s\n", r.Unknown, stateDirHint(cmd))
+		fmt.Fprintf(w, "not known is what was revoked since (%s); to void all tokens made before: agentctl keys rotate --drop-old%s\n", r.Unknown, cli.StateDirHint(cmd))
 	}
 	if r.LostEvents {
 		fmt.Fprintln(w, "lost: events after the backup, and with them what happened to tickets")
@@ -145,14 +146,14 @@ func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 	if r.Aside != "" {
 		fmt.Fprintf(w, "the state before is in %s; delete it when you do not need it\n", r.Aside)
 	}
-	_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+stateDirHint(cmd))
+	_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+cli.StateDirHint(cmd))
 	return err
 }
 
 // acceptLoss asks before it gives a store up.
-func acceptLoss(cmd *cobra.Command, out *output, dir, store string, yes bool) error {
+func acceptLoss(cmd *cobra.Command, out *cli.Output, dir, store string, yes bool) error {
 	if !yes {
-		if err := confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(cmd.Context(), dir, store), "\n  "))); err != nil {
+		if err := cli.Confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(cmd.Context(), dir, store), "\n  "))); err != nil {
 			return err
 		}
 	}
@@ -161,13 +162,13 @@ func acceptLoss(cmd *cobra.Command, out *output, dir, store string, yes bool) er
 		return explainRestore(cmd, err)
 	}
 	recordLocal(cmd, dir, kernel.Record{Tool: "relay.accept_loss", Target: store})
-	return out.print(cmd, l, func() error {
+	return out.Print(cmd, l, func() error {
 		w := cmd.OutOrStdout()
 		fmt.Fprintf(w, "%s is given up:\n  %s\n", store, strings.Join(l.Lost, "\n  "))
 		if l.Aside != "" {
 			fmt.Fprintf(w, "what was left of it is in %s\n", l.Aside)
 		}
-		_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+stateDirHint(cmd))
+		_, err := fmt.Fprintln(w, "start the relay: sudo systemctl start agentctl-relay, or agentctl relay"+cli.StateDirHint(cmd))
 		return err
 	})
 }

@@ -9,13 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/checkup"
 	"agentctl/term"
 )
 
 func newRelayCheck() *cobra.Command {
 	var dir string
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Check a relay's state directory for damage",
@@ -35,19 +36,19 @@ what, where and the next command.`,
 				return explainState(cmd, err)
 			}
 			for i := range report.Problems {
-				report.Problems[i].Next = repairCommand(&report.Problems[i], stateDirHint(cmd))
+				report.Problems[i].Next = repairCommand(&report.Problems[i], cli.StateDirHint(cmd))
 			}
-			if err := out.print(cmd, report, func() error { return printCheckup(cmd, report) }); err != nil {
+			if err := out.Print(cmd, report, func() error { return printCheckup(cmd, report) }); err != nil {
 				return err
 			}
 			if !report.Sound {
-				return exit(exitFailure, "the state directory %s is not sound", report.StateDir)
+				return cli.Errorf(cli.ExitFailure, "the state directory %s is not sound", report.StateDir)
 			}
 			return nil
 		},
 	}
-	stateDirFlag(c, &dir)
-	out.flags(c)
+	cli.AddStateDirFlag(c, &dir)
+	out.AddFlags(c)
 	return c
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 	"agentctl/relay/checkup"
 	"agentctl/relay/eventlog"
@@ -21,7 +22,7 @@ import (
 func newRelaySalvage() *cobra.Command {
 	var dir string
 	var replace bool
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:   "salvage DIR",
 		Args:  cobra.ExactArgs(1),
@@ -53,12 +54,12 @@ because a guess about who may do what is worse than none.`,
 			case replace:
 				recordLocal(cmd, dir, kernel.Record{Tool: "relay.salvage", Target: filepath.Base(args[0])})
 			}
-			return out.print(cmd, result, func() error { return printSalvage(cmd, dir, result) })
+			return out.Print(cmd, result, func() error { return printSalvage(cmd, dir, result) })
 		},
 	}
-	stateDirFlag(c, &dir)
+	cli.AddStateDirFlag(c, &dir)
 	c.Flags().BoolVar(&replace, "replace", false, "put the new log in the place of the old one, whose files are kept beside it")
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 

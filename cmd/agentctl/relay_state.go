@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/relay/eventlog"
@@ -17,28 +18,28 @@ import (
 // explainState adds what to type next to a refused state directory.
 func explainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
-	again := stateDirHint(cmd)
+	again := cli.StateDirHint(cmd)
 	if relay.CanStartDegraded(err) {
-		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nsave what can be read with: agentctl relay salvage DIR%s\nor return to a backup with: agentctl relay restore BACKUP%s\n"+
+		return cli.Errorf(cli.ExitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nsave what can be read with: agentctl relay salvage DIR%s\nor return to a backup with: agentctl relay restore BACKUP%s\n"+
 			"to serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded%s", err, again, again, again, again)
 	}
 	if fault, ok := errors.AsType[*storage.Error](err); ok && fault.Store == auth.DatabaseFile && fault.Kind == storage.Damaged {
-		return exit(exitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nreturn to a backup with: agentctl relay restore BACKUP%s\n"+
+		return cli.Errorf(cli.ExitFailure, "%w\nsee what is damaged with: agentctl relay check%s\nreturn to a backup with: agentctl relay restore BACKUP%s\n"+
 			"or go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s", err, again, again, auth.DatabaseFile, again)
 	}
 	if _, plain := errors.AsType[*fs.PathError](err); plain && errors.Is(err, fs.ErrPermission) && !errors.As(err, new(*storage.Error)) {
-		return exit(exitFailure, "%w; run this as the owner of the state directory, or with sudo", err)
+		return cli.Errorf(cli.ExitFailure, "%w; run this as the owner of the state directory, or with sudo", err)
 	}
 	if !errors.As(err, &bad) {
 		return err
 	}
 	if bad.Store == auth.RelayFile && bad.Problem == auth.StoreForeign {
-		return exit(exitFailure, "%w\nput the right file back, or make it anew with: agentctl relay restore --accept-loss %s%s", err, bad.Store, again)
+		return cli.Errorf(cli.ExitFailure, "%w\nput the right file back, or make it anew with: agentctl relay restore --accept-loss %s%s", err, bad.Store, again)
 	}
 	degraded := ""
 	if bad.Store == eventlog.FileName {
 		degraded = "\nto serve boards meanwhile, without tickets and without a record: agentctl relay --start-degraded" + again
 	}
-	return exit(exitFailure, "%w\nput the right file back, or restore a backup with: agentctl relay restore BACKUP%s\nor go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s%s",
+	return cli.Errorf(cli.ExitFailure, "%w\nput the right file back, or restore a backup with: agentctl relay restore BACKUP%s\nor go on without it, which prints what is lost, with: agentctl relay restore --accept-loss %s%s%s",
 		err, again, bad.Store, again, degraded)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/storage"
 	"agentctl/term"
@@ -22,7 +23,7 @@ import (
 const relayStatusTimeout = 5 * time.Second
 
 func newRelayStatus() *cobra.Command {
-	var out output
+	var out cli.Output
 	var dir string
 	c := &cobra.Command{
 		Use:   "status",
@@ -39,27 +40,27 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 			s, err := relay.ReadStatus(ctx, dir)
 			switch {
 			case errors.Is(err, relay.ErrNotRunning):
-				return exit(exitNotRunning, "%w: %s\nstart it with: agentctl relay%s", err, dir, stateDirHint(cmd))
+				return cli.Errorf(cli.ExitNotRunning, "%w: %s\nstart it with: agentctl relay%s", err, dir, cli.StateDirHint(cmd))
 			case errors.Is(err, fs.ErrNotExist):
-				return exit(exitNotRunning, "%w: there is no directory %s; name the relay's with --state-dir", relay.ErrNotRunning, dir)
+				return cli.Errorf(cli.ExitNotRunning, "%w: there is no directory %s; name the relay's with --state-dir", relay.ErrNotRunning, dir)
 			case errors.Is(err, fs.ErrPermission):
-				return exit(exitUnauthorized, "ask the relay: %w; run this as the owner of %s (sudo)", err, dir)
+				return cli.Errorf(cli.ExitUnauthorized, "ask the relay: %w; run this as the owner of %s (sudo)", err, dir)
 			case errors.Is(err, context.DeadlineExceeded):
-				return exit(exitTimeout, "no answer in %s: the disk of %s may hang; ask the relay over HTTP: GET /readyz", relayStatusTimeout, dir)
+				return cli.Errorf(cli.ExitTimeout, "no answer in %s: the disk of %s may hang; ask the relay over HTTP: GET /readyz", relayStatusTimeout, dir)
 			case err != nil:
-				return exit(exitFailure, "ask the relay: %w", err)
+				return cli.Errorf(cli.ExitFailure, "ask the relay: %w", err)
 			}
-			if err := out.print(cmd, s, func() error { return printRelayStatus(cmd.OutOrStdout(), s) }); err != nil {
+			if err := out.Print(cmd, s, func() error { return printRelayStatus(cmd.OutOrStdout(), s) }); err != nil {
 				return err
 			}
 			if !s.Healthy() {
-				return exit(exitFailure, "the relay is not healthy; what to do: docs/operations.md, or agentctl relay check%s", stateDirHint(cmd))
+				return cli.Errorf(cli.ExitFailure, "the relay is not healthy; what to do: docs/operations.md, or agentctl relay check%s", cli.StateDirHint(cmd))
 			}
 			return nil
 		},
 	}
-	out.flags(c)
-	stateDirFlag(c, &dir)
+	out.AddFlags(c)
+	cli.AddStateDirFlag(c, &dir)
 	return c
 }
 

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/daemon"
@@ -73,7 +73,7 @@ The token is read from --token-file, otherwise from the systemd credential "toke
 	text("modules", "`MODULES` to sample in addition to cpu, memory, disk and load")
 	text("disk_path", "a `PATH` on the filesystem whose usage is measured")
 	text("log_level", "log `LEVEL`: debug, info, warn, error")
-	f.StringVar(&o.config, "config", env("AGENTCTL_CONFIG", ""), "configuration `FILE`; conf.d/*.yaml in its directory is read too (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
+	f.StringVar(&o.config, "config", cli.EnvOr("AGENTCTL_CONFIG", ""), "configuration `FILE`; conf.d/*.yaml in its directory is read too (default \""+config.DefaultPath()+"\") [AGENTCTL_CONFIG]")
 	f.Var(duration.NewValue(&o.every, time.Second), "interval", "base sampling `INTERVAL`, 100ms to 60s [AGENTCTL_BASE_INTERVAL_MS]")
 	f.IntVar(&o.mock, "mock", 0, "run `N` mock boards over N links instead of this machine, for load and demos")
 	return c
@@ -97,7 +97,7 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	if f.Changed("interval") {
 		s.Flags["base_interval_ms"] = config.Setting{Value: o.every.Milliseconds(), Origin: "--interval"}
 		if o.every < config.MinInterval || o.every > config.MaxInterval {
-			return s, exit(exitUsage, "--interval %s is out of range: 100ms to 60s", o.every)
+			return s, cli.Errorf(cli.ExitUsage, "--interval %s is out of range: 100ms to 60s", o.every)
 		}
 	}
 	for name, text := range o.flags {
@@ -107,7 +107,7 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 		}
 		v, err := k.Parse(*text)
 		if err != nil {
-			return s, exit(exitUsage, "--%s: %w", flagName(name), err)
+			return s, cli.Errorf(cli.ExitUsage, "--%s: %w", flagName(name), err)
 		}
 		s.Flags[name] = config.Setting{Value: v, Origin: "--" + flagName(name)}
 	}
@@ -117,7 +117,7 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 // load reads the configuration.
 func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if o.mock < 0 || o.mock > maxMock {
-		return config.Source{}, exit(exitUsage, "--mock takes 1 to %d boards", maxMock)
+		return config.Source{}, cli.Errorf(cli.ExitUsage, "--mock takes 1 to %d boards", maxMock)
 	}
 	source, err := o.source(f)
 	if err != nil {
@@ -127,16 +127,16 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	first.SetAside = o.mock == 0
 	if o.cfg, err = daemon.Load(first); config.InFile(err) {
 		if errors.Is(err, fs.ErrPermission) {
-			return source, exit(exitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
+			return source, cli.Errorf(cli.ExitFailure, "%w\nrun this as its owner, or choose another with --state-dir or --config", err)
 		}
-		return source, exit(exitFailure, "%w\nfix it, and check it with: agentctl config validate", err)
+		return source, cli.Errorf(cli.ExitFailure, "%w\nfix it, and check it with: agentctl config validate", err)
 	} else if errors.Is(err, statedir.ErrHung) {
-		return source, exit(exitFailure, "read the configuration: %w; see dmesg", err)
+		return source, cli.Errorf(cli.ExitFailure, "read the configuration: %w; see dmesg", err)
 	} else if err != nil {
-		return source, exit(exitUsage, "%w", err)
+		return source, cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	if o.mock > 0 && o.cfg.Text("relay") == "" {
-		return source, exit(exitUsage, "--mock needs --relay")
+		return source, cli.Errorf(cli.ExitUsage, "--mock needs --relay")
 	}
 	return source, nil
 }
@@ -147,7 +147,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	if o.mock == 0 {
 		daemon.TuneProcess()
 	}
-	ctx, hup, stop := hangups(cmd.Context())
+	ctx, hup, stop := cli.NotifyReload(cmd.Context())
 	defer stop()
 	source, err := o.load(cmd.Flags())
 	if err != nil {
@@ -155,9 +155,9 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	}
 	level := zap.NewAtomicLevel()
 	if err := level.UnmarshalText([]byte(o.cfg.Text("log_level"))); err != nil {
-		return exit(exitUsage, "log_level: %w", err)
+		return cli.Errorf(cli.ExitUsage, "log_level: %w", err)
 	}
-	log := newLoggerAt(level)
+	log := cli.NewLoggerAt(level)
 	defer func() { _ = log.Sync() }()
 	if o.mock > 0 {
 		err = o.runMocks(ctx, log)
@@ -178,7 +178,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		err = fmt.Errorf("%w; choose another with --state-dir", err)
 	}
 	if err != nil {
-		return exit(exitFailure, "%w", err)
+		return cli.Errorf(cli.ExitFailure, "%w", err)
 	}
 	return nil
 }
@@ -201,7 +201,7 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	}
 	err = daemon.RunMocks(ctx, daemon.MockOptions{
 		Relay: o.cfg.Text("relay"), TLS: tlsConfig, Tokens: tokens, Name: cmp.Or(o.cfg.Text("name"), "mock"),
-		Version: version, Interval: o.cfg.Interval(), Log: log,
+		Version: cli.Version, Interval: o.cfg.Interval(), Log: log,
 		OnReady: func() {
 			log.Info("ready", zap.Int("mock", o.mock))
 			daemon.NotifySystemd("READY=1")
@@ -211,18 +211,7 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	return err
 }
 
-// builtAt is the commit's Unix time, set by the linker (make build).
-var builtAt = "0"
-
-// stamp is the version and the commit's time in a form that can be found in a binary, set by the
-// linker (make build): a running daemon reads it from a staged binary.
-var stamp = ""
-
 // build is this binary, as the linker described it.
 func build() daemon.Build {
-	b := daemon.Build{Version: version, Stamp: stamp}
-	if s, err := strconv.ParseInt(builtAt, 10, 64); err == nil && s > 0 {
-		b.Time = time.Unix(s, 0)
-	}
-	return b
+	return daemon.Build{Version: cli.Version, Stamp: cli.Stamp, Time: cli.BuildTime()}
 }

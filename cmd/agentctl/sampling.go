@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/control"
 	"agentctl/monitor"
 	"agentctl/term"
@@ -30,20 +31,20 @@ type change struct {
 // A change is for every client of the daemon and not for this process alone, so that each of
 // them prints the state before it and a command that undoes it.
 type changer struct {
-	out    output
-	socket socketFlag
+	out    cli.Output
+	socket cli.SocketFlag
 	dryRun bool
 }
 
 func (c *changer) flags(cmd *cobra.Command) {
-	c.out.flags(cmd)
-	c.socket.flags(cmd)
+	c.out.AddFlags(cmd)
+	c.socket.AddFlags(cmd)
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would change, and change nothing")
 }
 
 // run connects, asks how sampling is, and prints what do made of it.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
-	return c.socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+	return c.socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
 		var s struct {
 			Sampling control.Sampling `json:"sampling"`
 		}
@@ -55,7 +56,7 @@ func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Clie
 		if err != nil {
 			return err
 		}
-		return c.out.print(cmd, ch, func() error {
+		return c.out.Print(cmd, ch, func() error {
 			if c.dryRun {
 				text = "would be: " + text
 			}

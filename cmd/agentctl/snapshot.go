@@ -7,13 +7,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/control"
 	"agentctl/monitor"
 )
 
 func newSnapshot() *cobra.Command {
-	var out output
-	var socket socketFlag
+	var out cli.Output
+	var socket cli.SocketFlag
 	var modules []string
 	c := &cobra.Command{
 		Use:     "snapshot",
@@ -23,17 +24,17 @@ func newSnapshot() *cobra.Command {
 			if modules, err = monitor.NormalizeModules(modules); err != nil {
 				return err
 			}
-			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				s, err := cl.Snapshot(ctx, modules...)
 				if err != nil {
 					return err
 				}
-				return out.print(cmd, s, func() error { return monitor.WriteSnapshot(cmd.OutOrStdout(), s) })
+				return out.Print(cmd, s, func() error { return monitor.WriteSnapshot(cmd.OutOrStdout(), s) })
 			})
 		},
 	}
-	out.flags(c)
-	socket.flags(c)
+	out.AddFlags(c)
+	socket.AddFlags(c)
 	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; modules that this machine lacks are omitted")
 	return c
 }

@@ -12,30 +12,31 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/control"
 	"agentctl/daemon"
 	"agentctl/term"
 )
 
 func newStatus() *cobra.Command {
-	var out output
-	var socket socketFlag
+	var out cli.Output
+	var socket cli.SocketFlag
 	c := &cobra.Command{
 		Use:     "status",
 		Short:   "Show the state of the daemon: identity, link, clock, storage, sampling",
 		Example: "  agentctl status\n  agentctl status -o json | jq .link.state",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return socket.connected(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				var s daemon.Status
 				if err := cl.Status(ctx, &s); err != nil {
 					return err
 				}
-				return out.print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), &s) })
+				return out.Print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), &s) })
 			})
 		},
 	}
-	out.flags(c)
-	socket.flags(c)
+	out.AddFlags(c)
+	socket.AddFlags(c)
 	return c
 }
 

@@ -11,13 +11,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/duration"
 )
 
 // ticketCmd is what the subcommands share.
 type ticketCmd struct {
-	rf     relayFlags
-	out    output
+	rf     cli.RelayFlags
+	out    cli.Output
 	dryRun bool
 }
 
@@ -35,8 +36,8 @@ id, or a unique beginning or end of it. Changes need a token with the scope tick
 
 // flags adds the common flags; changes are those of commands that change something.
 func (t *ticketCmd) flags(c *cobra.Command, changes bool) *cobra.Command {
-	t.rf.flags(c)
-	t.out.flags(c)
+	t.rf.AddFlags(c)
+	t.out.AddFlags(c)
 	if changes {
 		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "print what would be done, and do nothing")
 	}
@@ -53,12 +54,12 @@ func newTicketsLs() *cobra.Command {
 		Example: "  agentctl tickets ls\n  agentctl tickets ls --status pending -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if limit < 1 {
-				return exit(exitUsage, "--limit must be at least 1")
+				return cli.Errorf(cli.ExitUsage, "--limit must be at least 1")
 			}
 			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
 				return err
 			}
-			rc, err := t.rf.client()
+			rc, err := t.rf.Client()
 			if err != nil {
 				return err
 			}
@@ -66,7 +67,7 @@ func newTicketsLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printList(&t.out, cmd, list, func() error { return printTickets(cmd, list) })
+			return cli.PrintList(&t.out, cmd, list, func() error { return printTickets(cmd, list) })
 		},
 	}
 	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`: "+orList(client.TicketStatuses))
@@ -86,7 +87,7 @@ func newTicketsShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return t.out.print(cmd, k, func() error { return printTicket(cmd.OutOrStdout(), k) })
+			return t.out.Print(cmd, k, func() error { return printTicket(cmd.OutOrStdout(), k) })
 		},
 	}
 	return t.flags(c, false)
@@ -108,9 +109,9 @@ func newTicketsCreate() *cobra.Command {
 			req.Title = argv[0]
 			switch {
 			case req.Body != "" && bodyFile != "":
-				return exit(exitUsage, "give --body or --body-file, not both")
+				return cli.Errorf(cli.ExitUsage, "give --body or --body-file, not both")
 			case expires != 0 && approval == "":
-				return exit(exitUsage, "--expires goes with --approval")
+				return cli.Errorf(cli.ExitUsage, "--expires goes with --approval")
 			case approval != "":
 				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())}
 			}
@@ -122,7 +123,7 @@ func newTicketsCreate() *cobra.Command {
 					return err
 				}
 			}
-			rc, err := t.rf.client()
+			rc, err := t.rf.Client()
 			if err != nil {
 				return err
 			}
@@ -158,7 +159,7 @@ func checkWord(where, noun, word string, words []string) error {
 	if slices.Contains(words, word) {
 		return nil
 	}
-	return exit(exitUsage, "%s: not a %s: %.40q (use %s)", where, noun, word, orList(words))
+	return cli.Errorf(cli.ExitUsage, "%s: not a %s: %.40q (use %s)", where, noun, word, orList(words))
 }
 
 // orList joins words: "a, b or c".
@@ -169,7 +170,7 @@ func orList(words []string) string {
 
 // find gets a ticket by its id or a part of it.
 func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *client.Ticket, error) {
-	rc, err := t.rf.client()
+	rc, err := t.rf.Client()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -183,14 +184,14 @@ func readBody(stdin io.Reader, path string) (string, error) {
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return "", exit(exitFailure, "read --body-file: %w", err)
+			return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
 		}
 		defer func() { _ = f.Close() }()
 		r = f
 	}
 	b, err := io.ReadAll(io.LimitReader(r, 1<<20))
 	if err != nil {
-		return "", exit(exitFailure, "read --body-file: %w", err)
+		return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
 	}
 	return strings.ToValidUTF8(string(b), "?"), nil
 }

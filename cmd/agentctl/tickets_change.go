@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
@@ -97,7 +98,7 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 		if slices.Contains(old.Allowed, to) {
 			return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, nil)
 		}
-		return exit(exitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
+		return cli.Errorf(cli.ExitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
 	}
 	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *client.Ticket) (did, undo string) {
 		undo = "a decision is final; ask again with: agentctl tickets create --approval"
@@ -131,7 +132,7 @@ func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, a
 	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", term.SafeLine(did), term.SafeLine(undo)); err != nil {
 		return err
 	}
-	return t.out.print(cmd, k, func() error {
+	return t.out.Print(cmd, k, func() error {
 		if verb != "create" {
 			return nil
 		}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
@@ -81,9 +82,9 @@ func (r *ticketRig) run(person string, code int, args ...string) (stdout, stderr
 	root.SetIn(strings.NewReader("from stdin\n"))
 	root.SetArgs(append(append([]string{"tickets"}, args...), "--relay", r.url, "--token-file", r.tokens[person]))
 	cmd, err := root.ExecuteContextC(r.t.Context())
-	got := exitOK
-	if e := explain(cmd, err); e != nil {
-		got = e.code
+	got := cli.ExitOK
+	if e := cli.Explain(cmd, err); e != nil {
+		got = e.Code
 		errs.WriteString(e.Error())
 	}
 	if got != code {
@@ -103,57 +104,57 @@ func (r *ticketRig) want(text string, words ...string) {
 
 func TestTicketsCommand(t *testing.T) {
 	r := newTicketRig(t)
-	_, errs := r.run("ann", exitOK, "ls")
+	_, errs := r.run("ann", cli.ExitOK, "ls")
 	r.want(errs, "agentctl tickets create")
-	_, errs = r.run("ann", exitOK, "create", "Disk full", "--dry-run")
+	_, errs = r.run("ann", cli.ExitOK, "create", "Disk full", "--dry-run")
 	r.want(errs, "nothing was done")
-	out, errs := r.run("ann", exitOK, "create", "Disk full", "--body-file", "-", "--priority", "high")
+	out, errs := r.run("ann", cli.ExitOK, "create", "Disk full", "--body-file", "-", "--priority", "high")
 	id := strings.TrimSpace(out)
 	r.want(errs, "created "+id, "agentctl tickets move "+id+" closed")
 
 	tail := id[len(id)-6:]
-	_, errs = r.run("bob", exitOK, "comment", tail, "on \x1b[31mit")
+	_, errs = r.run("bob", cli.ExitOK, "comment", tail, "on \x1b[31mit")
 	r.want(errs, "a comment stays")
-	_, errs = r.run("bob", exitOK, "assign", id, "bob")
+	_, errs = r.run("bob", cli.ExitOK, "assign", id, "bob")
 	r.want(errs, "to bob", "agentctl tickets assign "+id+" -")
-	_, errs = r.run("bob", exitFailure, "move", id, "approved", "--dry-run")
+	_, errs = r.run("bob", cli.ExitFailure, "move", id, "approved", "--dry-run")
 	r.want(errs, "is open and cannot become approved", "in_progress")
-	_, errs = r.run("bob", exitOK, "move", id, "waiting", "--dry-run")
+	_, errs = r.run("bob", cli.ExitOK, "move", id, "waiting", "--dry-run")
 	r.want(errs, "tickets.transition", "nothing was done")
-	_, errs = r.run("bob", exitOK, "move", id, "in_progress")
+	_, errs = r.run("bob", cli.ExitOK, "move", id, "in_progress")
 	r.want(errs, "open -> in_progress", "agentctl tickets move "+id+" open")
-	_, errs = r.run("bob", exitFailure, "move", id, "rejected")
+	_, errs = r.run("bob", cli.ExitFailure, "move", id, "rejected")
 	r.want(errs, "cannot become rejected", "open, waiting, resolved, closed")
-	out, _ = r.run("reader", exitOK, "show", strings.ToLower(id))
+	out, _ = r.run("reader", cli.ExitOK, "show", strings.ToLower(id))
 	r.want(out, "Disk full", "high", "bob", "from stdin", "on ?[31mit", "can become: open")
-	out, _ = r.run("ann", exitOK, "ls")
+	out, _ = r.run("ann", cli.ExitOK, "ls")
 	r.want(out, id, "in_progress", "high", "bob", "Disk full")
-	out, _ = r.run("ann", exitOK, "ls", "--status", "closed", "-o", "json")
+	out, _ = r.run("ann", cli.ExitOK, "ls", "--status", "closed", "-o", "json")
 	r.want(out, "[]")
-	out, _ = r.run("ann", exitOK, "show", id, "-o", "yaml")
+	out, _ = r.run("ann", cli.ExitOK, "show", id, "-o", "yaml")
 	r.want(out, "status: in_progress\n", "comment_count: 1\n")
-	_, errs = r.run("bob", exitOK, "move", id, "resolved")
+	_, errs = r.run("bob", cli.ExitOK, "move", id, "resolved")
 	r.want(errs, "take it up again with: agentctl tickets move "+id+" open")
-	_, errs = r.run("bob", exitOK, "move", id, "closed")
+	_, errs = r.run("bob", cli.ExitOK, "move", id, "closed")
 	r.want(errs, "agentctl tickets move "+id+" open")
 
 	// Somebody else's, nobody's, and what a token may not do.
-	_, errs = r.run("eve", exitFailure, "show", id)
+	_, errs = r.run("eve", cli.ExitFailure, "show", id)
 	r.want(errs, "no ticket has this id")
-	_, errs = r.run("eve", exitFailure, "show", tail)
+	_, errs = r.run("eve", cli.ExitFailure, "show", tail)
 	r.want(errs, "no ticket has an id")
-	_, errs = r.run("reader", exitUnauthorized, "create", "x")
+	_, errs = r.run("reader", cli.ExitUnauthorized, "create", "x")
 	r.want(errs, "--scope tickets:write")
-	r.run("", exitUnauthorized, "ls")
-	r.run("ann", exitUsage, "show", "abc")
-	r.run("ann", exitUsage, "create", "x", "--expires", "5m")
-	_, errs = r.run("ann", exitUsage, "ls", "--status", "nonsense")
+	r.run("", cli.ExitUnauthorized, "ls")
+	r.run("ann", cli.ExitUsage, "show", "abc")
+	r.run("ann", cli.ExitUsage, "create", "x", "--expires", "5m")
+	_, errs = r.run("ann", cli.ExitUsage, "ls", "--status", "nonsense")
 	r.want(errs, "use open, in_progress")
 }
 
 func TestTicketsApproval(t *testing.T) {
 	r := newTicketRig(t)
-	out, errs := r.run("ann", exitOK, "create", "Reboot attic", "--approval", "reboot attic now", "--expires", "15m", "-o", "json")
+	out, errs := r.run("ann", cli.ExitOK, "create", "Reboot attic", "--approval", "reboot attic now", "--expires", "15m", "-o", "json")
 	var k client.Ticket
 	if err := json.Unmarshal([]byte(out), &k); err != nil || k.Status != "pending" || k.Approval == nil {
 		t.Fatalf("%s: %v", out, err)
@@ -163,15 +164,15 @@ func TestTicketsApproval(t *testing.T) {
 		t.Errorf("it expires %d ms after it was created", left)
 	}
 	r.want(errs, "agentctl tickets reject "+k.ID)
-	_, errs = r.run("ann", exitUnauthorized, "approve", k.ID)
+	_, errs = r.run("ann", cli.ExitUnauthorized, "approve", k.ID)
 	r.want(errs, "somebody else has to")
-	out, _ = r.run("bob", exitOK, "ls", "--status", "pending", "-o", "ndjson")
+	out, _ = r.run("bob", cli.ExitOK, "ls", "--status", "pending", "-o", "ndjson")
 	r.want(out, k.ID)
-	_, errs = r.run("bob", exitOK, "approve", k.ID)
+	_, errs = r.run("bob", cli.ExitOK, "approve", k.ID)
 	r.want(errs, "pending -> approved", "final")
-	_, errs = r.run("bob", exitFailure, "reject", k.ID)
+	_, errs = r.run("bob", cli.ExitFailure, "reject", k.ID)
 	r.want(errs, "stays so")
-	out, _ = r.run("ann", exitOK, "show", k.ID)
+	out, _ = r.run("ann", cli.ExitOK, "show", k.ID)
 	r.want(out, "reboot attic now", "approved by bob", "can become: nothing")
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"agentctl/config"
+	"agentctl/cmd/internal/cli"
 	"agentctl/term"
 )
 
@@ -24,21 +24,9 @@ func newToken() *cobra.Command {
 	return c
 }
 
-// stateDirHint is what the next command needs to find the same relay.
-func stateDirHint(cmd *cobra.Command) string {
-	if f := cmd.Flags().Lookup("state-dir"); f.Changed {
-		return " --state-dir " + f.Value.String()
-	}
-	return ""
-}
-
-func stateDirFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "state-dir", env("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
-}
-
 func newTokenLs() *cobra.Command {
 	var dir string
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:     "ls",
 		Short:   "List the tokens that were created, without the tokens themselves",
@@ -53,7 +41,7 @@ func newTokenLs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return printList(&out, cmd, rows, func() error {
+			return cli.PrintList(&out, cmd, rows, func() error {
 				table := term.NewTable(cmd.OutOrStdout(), "JTI", "CLASS", "TENANT", "SUBJECT", "EXPIRES", "STATE", "TOPICS", "SCOPES")
 				for _, t := range rows {
 					state := "good"
@@ -69,8 +57,8 @@ func newTokenLs() *cobra.Command {
 			})
 		},
 	}
-	stateDirFlag(c, &dir)
-	out.flags(c)
+	cli.AddStateDirFlag(c, &dir)
+	out.AddFlags(c)
 	return c
 }
 

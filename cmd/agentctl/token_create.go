@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/duration"
 	"agentctl/relay/auth"
 )
@@ -17,7 +18,7 @@ import (
 func newTokenCreate() *cobra.Command {
 	var f tokenFlags
 	var req auth.MintRequest
-	var out output
+	var out cli.Output
 	var file tokenOut
 	var ttl string
 	c := &cobra.Command{
@@ -53,11 +54,11 @@ can often read too, which commands refuse to use.`,
 			if cmd.Flags().Changed("ttl") {
 				var err error
 				if req.TTL, err = duration.Parse(ttl); err != nil || req.TTL <= 0 {
-					return exit(exitUsage, "--ttl: %w", &duration.Error{Text: ttl})
+					return cli.Errorf(cli.ExitUsage, "--ttl: %w", &duration.Error{Text: ttl})
 				}
 			}
 			if req.Count < 1 {
-				return exit(exitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxMintCount)
+				return cli.Errorf(cli.ExitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxMintCount)
 			}
 			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
@@ -78,8 +79,8 @@ can often read too, which commands refuse to use.`,
 			if err := file.write(cmd, minted); err != nil {
 				return fmt.Errorf("%w; nobody has what was made: take it back with: agentctl token revoke --jti %s%s", err, m.JTI, hint)
 			}
-			if out.format != "" {
-				return printList(&out, cmd, file.described(minted), nil)
+			if out.Format != "" {
+				return cli.PrintList(&out, cmd, file.described(minted), nil)
 			}
 			printMinted(cmd.ErrOrStderr(), minted, hint)
 			return nil
@@ -96,7 +97,7 @@ can often read too, which commands refuse to use.`,
 	set.IntVar(&req.Count, "count", 1, "create `N` tokens, one per line")
 	set.BoolVar(&req.DryRun, "dry-run", false, "print what would be created, and create nothing")
 	file.flags(c)
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 	"agentctl/relay/kernel"
@@ -21,8 +22,8 @@ import (
 type tokenFlags struct{ adminFlags }
 
 func (f *tokenFlags) flags(c *cobra.Command) {
-	f.relay.flags(c)
-	stateDirFlag(c, &f.stateDir)
+	f.relay.AddFlags(c)
+	cli.AddStateDirFlag(c, &f.stateDir)
 }
 
 // isRemote reports whether a relay is to be asked.
@@ -53,7 +54,7 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 		return err
 	})
 	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
-		err = exit(exitUsage, "%w", dir.explain(err))
+		err = cli.Errorf(cli.ExitUsage, "%w", dir.explain(err))
 	}
 	return minted, err
 }
@@ -61,13 +62,13 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):
-		return nil, exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+		return nil, cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
 	case req.Count > 1:
-		return nil, exit(exitUsage, "--count goes with --state-dir; a relay makes one token at a time")
+		return nil, cli.Errorf(cli.ExitUsage, "--count goes with --state-dir; a relay makes one token at a time")
 	case !cmd.Flags().Changed("tenant"):
 		req.Tenant = "" // of the caller's token
 	}
-	rc, err := f.relay.client()
+	rc, err := f.relay.Client()
 	if err != nil {
 		return nil, err
 	}
@@ -98,11 +99,11 @@ func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, er
 	}
 	switch _, ok := manifest.ParseULID(req.JTI); {
 	case cmd.Flags().Changed("state-dir"):
-		return 0, exit(exitUsage, "give either --state-dir, or --relay and --token-file")
+		return 0, cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
 	case !ok:
-		return 0, exit(exitUsage, "a relay revokes a token by its --jti; for a board: agentctl node revoke NODE")
+		return 0, cli.Errorf(cli.ExitUsage, "a relay revokes a token by its --jti; for a board: agentctl node revoke NODE")
 	}
-	rc, err := f.relay.client()
+	rc, err := f.relay.Client()
 	if err != nil {
 		return 0, err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/atomicfile"
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 )
 
@@ -31,7 +32,7 @@ func (o *tokenOut) flags(c *cobra.Command) {
 func (o *tokenOut) check() error {
 	switch _, err := os.Lstat(o.path); {
 	case o.path == "" && o.force:
-		return exit(exitUsage, "--force goes with --out")
+		return cli.Errorf(cli.ExitUsage, "--force goes with --out")
 	case o.path != "" && err == nil && !o.force:
 		return o.exists()
 	}
@@ -39,7 +40,7 @@ func (o *tokenOut) check() error {
 }
 
 func (o *tokenOut) exists() error {
-	return exit(exitFailure, "%s exists; name another file, or replace it with --force", o.path)
+	return cli.Errorf(cli.ExitFailure, "%s exists; name another file, or replace it with --force", o.path)
 }
 
 // write writes the tokens, one a line, unless -o prints them on stdout. It reports a stdout that

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/auth"
 )
 
@@ -21,7 +22,7 @@ func newTokenRevoke() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			selectors := []string{req.JTI, req.Subject, req.Node, req.Tenant}
 			if given := slices.DeleteFunc(selectors, func(s string) bool { return s == "" }); len(given) != 1 {
-				return exit(exitUsage, "give one of --jti, --sub, --node and --tenant")
+				return cli.Errorf(cli.ExitUsage, "give one of --jti, --sub, --node and --tenant")
 			}
 			n, err := f.revoke(cmd, req)
 			if err != nil {

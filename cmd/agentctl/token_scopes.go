@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/relay/auth"
 )
@@ -33,7 +34,7 @@ type pluginScopes struct {
 	problems error // manifests that could not be read
 }
 
-// explain adds to the error of an unknown scope where those of plugins come from.
+// Explain adds to the error of an unknown scope where those of plugins come from.
 func (p *pluginScopes) explain(err error) error {
 	if scope := new(auth.ScopeError); !errors.As(err, &scope) || p.dir == "" {
 		return err
@@ -63,7 +64,7 @@ func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobr
 			scopes = append(scopes, localPluginScopes(f.Value.String())...)
 		}
 	}
-	return withPrefix(scopes, word), cobra.ShellCompDirectiveNoFileComp
+	return cli.WithPrefix(scopes, word), cobra.ShellCompDirectiveNoFileComp
 }
 
 // remoteScopes returns the scopes of the token of the command's flags: it can grant no others.
@@ -71,11 +72,11 @@ func remoteScopes(cmd *cobra.Command) []string {
 	if !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
 		return nil
 	}
-	rc, err := completionClient(cmd)
+	rc, err := cli.CompletionClient(cmd)
 	if err != nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTimeout)
+	ctx, cancel := context.WithTimeout(cmd.Context(), cli.CompletionTimeout)
 	defer cancel()
 	self, err := rc.Self(ctx)
 	if err != nil {

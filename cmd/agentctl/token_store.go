@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay"
 	"agentctl/relay/auth"
 )
@@ -23,7 +24,7 @@ func scopesOfPlugins(s *auth.Store, stateDir string, named ...[]string) (p plugi
 	if err != nil {
 		return p, err
 	}
-	at.PluginDir = env("AGENTCTL_PLUGIN_DIR", at.PluginDir)
+	at.PluginDir = cli.EnvOr("AGENTCTL_PLUGIN_DIR", at.PluginDir)
 	p.dir = relay.PluginDir(stateDir, at)
 	p.scopes, p.problems = relay.PluginScopes(p.dir)
 	return p, nil
@@ -47,7 +48,7 @@ func localPluginScopes(stateDir string) []string {
 func tokenStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, error) {
 	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
 	if errors.Is(err, auth.ErrNoState) && !existing {
-		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, stateDirHint(cmd))
+		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, cli.StateDirHint(cmd))
 		s, err = auth.Open(auth.Options{StateDir: dir})
 	}
 	if errors.Is(err, auth.ErrNoState) {

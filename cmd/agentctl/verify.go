@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/manifest"
 	"agentctl/relay/stages"
 )
@@ -24,7 +25,7 @@ type verified struct {
 }
 
 func newVerify() *cobra.Command {
-	var out output
+	var out cli.Output
 	var keyFile, tool, uri, nonce string
 	c := &cobra.Command{
 		Use:   "verify FILE",
@@ -45,9 +46,9 @@ trust nothing in the answer.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case keyFile == "":
-				return exit(exitUsage, "give the key that the relay signs with: --key-file STATE_DIR/keys/NAME, or a copy of it")
+				return cli.Errorf(cli.ExitUsage, "give the key that the relay signs with: --key-file STATE_DIR/keys/NAME, or a copy of it")
 			case tool != "" && uri != "":
-				return exit(exitUsage, "give --tool for the answer of a tool, or --uri for that of a resource, not both")
+				return cli.Errorf(cli.ExitUsage, "give --tool for the answer of a tool, or --uri for that of a resource, not both")
 			}
 			key, err := stages.ReadKeyFile(keyFile)
 			if err != nil {
@@ -60,11 +61,11 @@ trust nothing in the answer.`,
 			m := &answer.Message
 			switch {
 			case m.Data == "" && uri != "":
-				return exit(exitUsage, "%s is the answer of a tool, not of a resource; use --tool", args[0])
+				return cli.Errorf(cli.ExitUsage, "%s is the answer of a tool, not of a resource; use --tool", args[0])
 			case m.Data == "" && tool == "":
-				return exit(exitUsage, "the signature covers the name of the tool that was called: add --tool NAME")
+				return cli.Errorf(cli.ExitUsage, "the signature covers the name of the tool that was called: add --tool NAME")
 			case m.Data != "" && tool != "":
-				return exit(exitUsage, "%s is the answer of a resource, not of a tool; use --uri, or neither", args[0])
+				return cli.Errorf(cli.ExitUsage, "%s is the answer of a resource, not of a tool; use --uri, or neither", args[0])
 			case uri != "":
 				m.URI = uri
 			}
@@ -73,13 +74,13 @@ trust nothing in the answer.`,
 				return notVerified(answer, keyFile, nonce, err)
 			}
 			v := verified{true, answer.Signature.Alg, answer.Signature.Kid, m.Tool, m.URI}
-			return out.print(cmd, v, func() error {
+			return out.Print(cmd, v, func() error {
 				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the signature is good (%s, key %s)\n", args[0], v.Alg, v.Kid)
 				return err
 			})
 		},
 	}
-	out.flags(c)
+	out.AddFlags(c)
 	f := c.Flags()
 	f.StringVar(&keyFile, "key-file", "", "`FILE` with the key that the relay signs with (key_file of the stage sign)")
 	f.StringVar(&tool, "tool", "", "`NAME` of the tool that was called")

@@ -6,10 +6,9 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-)
 
-// version is set by the linker (make build); a plain `go build` says devel.
-var version = "devel"
+	"agentctl/cmd/internal/cli"
+)
 
 // buildInfo is what `agentctl version -o json` prints.
 type buildInfo struct {
@@ -22,7 +21,7 @@ type buildInfo struct {
 }
 
 func readBuildInfo() buildInfo {
-	b := buildInfo{Version: version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
+	b := buildInfo{Version: cli.Version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if bi, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range bi.Settings {
 			switch s.Key {
@@ -37,14 +36,14 @@ func readBuildInfo() buildInfo {
 }
 
 func newVersion() *cobra.Command {
-	var out output
+	var out cli.Output
 	c := &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version and the platform",
 		Example: "  agentctl version\n  agentctl version -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b := readBuildInfo()
-			return out.print(cmd, b, func() error {
+			return out.Print(cmd, b, func() error {
 				arch := b.OS + "/" + b.Arch
 				if b.ARM != "" {
 					arch += " v" + b.ARM
@@ -54,6 +53,6 @@ func newVersion() *cobra.Command {
 			})
 		},
 	}
-	out.flags(c)
+	out.AddFlags(c)
 	return c
 }

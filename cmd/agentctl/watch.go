@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/control"
 	"agentctl/duration"
@@ -19,9 +20,9 @@ import (
 
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
-	var socket socketFlag
-	var out output
-	var limit limits
+	var socket cli.SocketFlag
+	var out cli.Output
+	var limit cli.Limits
 	c := &cobra.Command{
 		Use:   "watch",
 		Short: "Show this machine live: sparklines on a terminal, events as ndjson elsewhere",
@@ -39,35 +40,35 @@ cpu and memory, like any client that subscribes to events.`,
   agentctl watch -o ndjson --count 10 | jq -c 'select(.event=="metrics") | .cpu'`,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if w.Interval != 0 && (w.Interval < config.MinInterval || w.Interval > config.MaxInterval) {
-				return exit(exitUsage, "--interval %s is out of range: 100ms to 60s", w.Interval)
+				return cli.Errorf(cli.ExitUsage, "--interval %s is out of range: 100ms to 60s", w.Interval)
 			}
-			if err := limit.check(); err != nil {
+			if err := limit.Check(); err != nil {
 				return err
 			}
 			if w.Modules, err = monitor.NormalizeModules(w.Modules); err != nil {
 				return err
 			}
-			w.Socket = socket.path
-			ctx, cancel := limit.context(cmd)
+			w.Socket = socket.Path
+			ctx, cancel := limit.Context(cmd)
 			defer cancel()
-			if !out.isText(cmd) {
+			if !out.IsText(cmd) {
 				return w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error {
-					return printMessages(ctx, cmd, msgs, limit.count)
+					return printMessages(ctx, cmd, msgs, limit.Count)
 				})
 			}
 			w.All = true
 			f := term.AsTerminal(cmd.OutOrStdout())
 			view := monitor.NewView(term.ColorEnabled(f), term.ASCIIOnly())
 			return w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error {
-				return view.Show(ctx, f, msgs, limit.count)
+				return view.Show(ctx, f, msgs, limit.Count)
 			})
 		},
 	}
-	out.streamFlags(c)
-	socket.flags(c)
+	out.AddStreamFlags(c)
+	socket.AddFlags(c)
 	c.Flags().Var(duration.NewValue(&w.Interval, 0), "interval", "show a sample every `DURATION`, 100ms to 60s (default: the daemon's interval)")
 	c.Flags().StringSliceVar(&w.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", "))
-	limit.flags(c, "end", "samples")
+	limit.AddFlags(c, "end", "samples")
 	return c
 }
 
@@ -83,7 +84,7 @@ func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.
 		case m = <-msgs:
 		}
 		if _, err := cmd.OutOrStdout().Write(m.Line()); err != nil {
-			return exit(exitFailure, "write: %w", err)
+			return cli.Errorf(cli.ExitFailure, "write: %w", err)
 		}
 		switch m.Event {
 		case monitor.EventConnection:

@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package cli
 
 import (
 	"context"
@@ -11,9 +11,10 @@ import (
 	"agentctl/term"
 )
 
-// hangups returns SIGHUP as the request to reload of a service. A process of a terminal ends with
-// the terminal instead. stop releases the signal.
-func hangups(ctx context.Context) (_ context.Context, hup chan os.Signal, stop func()) {
+// NotifyReload relays SIGHUP to hup, where it asks a service to reload. A process on a terminal gets
+// SIGHUP when the terminal goes away: there it cancels the returned context instead. stop releases
+// the signal.
+func NotifyReload(ctx context.Context) (_ context.Context, hup chan os.Signal, stop func()) {
 	hup = make(chan os.Signal, 1)
 	if term.IsTerminal(os.Stderr) {
 		ctx, cancel := signal.NotifyContext(ctx, syscall.SIGHUP)

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -15,22 +15,22 @@ func isPluginTool(tool string) bool {
 }
 
 // explainPluginAnswer is what to do about an error answer to a call of a plugin's tool.
-func explainPluginAnswer(call *callError, e *client.Error) (code int, next string) {
+func explainPluginAnswer(call *CallError, e *client.Error) (code int, next string) {
 	plugin := call.plugin()
 	state := fmt.Sprintf("; see plugin %s with: agentctl plugin ls", plugin)
 	switch {
 	case e.Reason == "unary_on_stream":
-		code, next = exitFailure, fmt.Sprintf("; see one board live with: agentctl call %s:subscribe, or give the tool to an MCP client: agentctl mcp connect", call.board())
+		code, next = ExitFailure, fmt.Sprintf("; see one board live with: agentctl call %s:subscribe, or give the tool to an MCP client: agentctl mcp connect", call.board())
 	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
-		code, next = exitFailure, fmt.Sprintf("; is plugin %s loaded? agentctl plugin ls, then: agentctl plugin load %s", plugin, plugin)
-	case e.Code == manifest.ManifestInvalid && len(call.takes) > 0:
-		code, next = exitFailure, "; it takes: "+strings.Join(call.takes, ", ")
+		code, next = ExitFailure, fmt.Sprintf("; is plugin %s loaded? agentctl plugin ls, then: agentctl plugin load %s", plugin, plugin)
+	case e.Code == manifest.ManifestInvalid && len(call.Takes) > 0:
+		code, next = ExitFailure, "; it takes: "+strings.Join(call.Takes, ", ")
 	case e.Code == manifest.Internal && e.Reason != "storage":
-		code, next = exitFailure, explainOutcome(e)+state+", and its lines in the relay's log"
+		code, next = ExitFailure, explainOutcome(e)+state+", and its lines in the relay's log"
 	case e.Code == manifest.DeadlineExceeded:
-		code, next = exitTimeout, explainOutcome(e)+state
+		code, next = ExitTimeout, explainOutcome(e)+state
 	case e.Code == manifest.BadRequest, e.Code == manifest.ManifestInvalid:
-		code = exitFailure // the message says what is wrong with the arguments
+		code = ExitFailure // the message says what is wrong with the arguments
 	default:
 		code, next = explainRelayAnswer(e)
 	}

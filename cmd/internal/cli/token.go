@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -8,9 +8,9 @@ import (
 	"agentctl/config"
 )
 
-// readToken reads the token file of a command, and adds the next step to an error. A file that
+// ReadToken reads the token file of a command, and adds the next step to an error. A file that
 // other users may read is refused: a person is there to repair it.
-func readToken(path string) (string, error) {
+func ReadToken(path string) (string, error) {
 	token, err := config.ReadToken(path)
 	var exposed *config.ExposedError
 	switch {

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"context"
@@ -17,15 +17,15 @@ import (
 	"agentctl/monitor"
 )
 
-// explain gives an error of a command its exit code, and adds the next step to its text.
+// Explain gives an error of a command its exit code, and adds the next step to its text.
 // The packages below know no flags and no commands: what a person can do about their
-// errors is said here. An *exitError is passed on as it is; nil stays nil.
-func explain(cmd *cobra.Command, err error) *exitError {
+// errors is said here. An *ExitError is passed on as it is; nil stays nil.
+func Explain(cmd *cobra.Command, err error) *ExitError {
 	if err == nil {
 		return nil
 	}
-	var known *exitError
-	var call *callError
+	var known *ExitError
+	var call *CallError
 	var answer *client.Error
 	var transport *client.TransportError
 	var closed *client.StreamClosedError
@@ -33,12 +33,12 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	var protocol *client.ProtocolError
 	var module *monitor.ModuleError
 	var column *monitor.ColumnError
-	code, next := exitFailure, ""
+	code, next := ExitFailure, ""
 	switch {
 	case errors.As(err, &known):
 		return known
 	case errors.As(err, new(*login.RefreshError)), errors.As(err, new(*login.FileError)), errors.Is(err, login.ErrNoContext):
-		errors.As(explainContext(err), &known)
+		errors.As(ExplainContext(err), &known)
 		return known
 	case errors.As(err, &call) && call.plugin() != "" && errors.As(err, &answer) && answer.Code != "":
 		code, next = explainPluginAnswer(call, answer)
@@ -53,29 +53,29 @@ func explain(cmd *cobra.Command, err error) *exitError {
 	case errors.As(err, &protocol) && group(cmd) == "events":
 		next = "; is this the event gateway?"
 	case errors.Is(err, client.ErrURL), errors.Is(err, client.ErrCleartext):
-		code = exitUsage
+		code = ExitUsage
 	case errors.Is(err, client.ErrNeverLinked):
-		code, next = exitOffline, "; on the board: agentctl status, or if nothing runs there: agentctl run --relay URL --token-file FILE"
+		code, next = ExitOffline, "; on the board: agentctl status, or if nothing runs there: agentctl run --relay URL --token-file FILE"
 	case errors.Is(err, control.ErrNotRunning):
-		code = exitNotRunning
+		code = ExitNotRunning
 	case errors.Is(err, control.ErrPermission):
-		code = exitUnauthorized
+		code = ExitUnauthorized
 	case errors.Is(err, monitor.ErrModules):
-		code = exitUsage
+		code = ExitUsage
 	case errors.Is(err, monitor.ErrNoHistory):
 		next = "; see whether it records with: agentctl status"
 	case errors.As(err, &module):
-		return &exitError{exitUsage, fmt.Errorf("--modules %w", err)}
+		return &ExitError{ExitUsage, fmt.Errorf("--modules %w", err)}
 	case errors.As(err, &column):
 		next = "; ask for its module: --modules " + column.Module
 	case errors.Is(err, context.DeadlineExceeded) && !callsRelay(cmd):
-		code, next = exitTimeout, ": the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20"
+		code, next = ExitTimeout, ": the daemon does not answer; see its log, as with: journalctl -u agentctl -n 20"
 	case errors.Is(err, context.DeadlineExceeded):
-		code, err = exitTimeout, errors.New("no answer within the time of --for")
+		code, err = ExitTimeout, errors.New("no answer within the time of --for")
 	case errors.Is(err, context.Canceled):
 		err = errors.New("interrupted")
 	}
-	return &exitError{code, fmt.Errorf("%w%s", err, next)}
+	return &ExitError{code, fmt.Errorf("%w%s", err, next)}
 }
 
 // callsRelay reports whether a command was run for a relay; history is only with --board.
@@ -101,7 +101,7 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 	case group(cmd) == "events":
 		code, next = explainGatewayAnswer(cmd, e)
 	case e.Code == "":
-		code, next = exitFailure, "; is this an agentctl relay?"
+		code, next = ExitFailure, "; is this an agentctl relay?"
 	case group(cmd) == "tickets":
 		code, next = explainTicketAnswer(e)
 	default:
@@ -113,7 +113,7 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 			next = "; that is the token of context " + name + ": get a new line to paste on the relay's machine: agentctl invite --agent NAME, then: agentctl login URL CODE --context " + name
 		}
 		if e.Code == manifest.BadRequest && isAdministration(cmd) && !strings.HasPrefix(e.Reason, "unknown_") && e.Reason != "name_taken" {
-			code = exitUsage // as where the same command works on a state directory
+			code = ExitUsage // as where the same command works on a state directory
 		}
 	}
 	if e.TraceID != "" {
@@ -144,24 +144,24 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
 	switch {
 	case e.Code == manifest.SafetyDenied && isAdminScope(e.Message):
-		return exitUnauthorized, "; mint one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
+		return ExitUnauthorized, "; mint one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
 	case e.Status == http.StatusUnauthorized, e.Code == manifest.SafetyDenied && ofToken:
 		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
-			return exitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
+			return ExitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
 		}
-		return exitUnauthorized, "; mint one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
+		return ExitUnauthorized, "; mint one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
 	case e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "ask its operator"): // a rule of the stage acl
-		return exitUnauthorized, ""
+		return ExitUnauthorized, ""
 	case e.Code == manifest.SafetyDenied:
-		return exitUnauthorized, "; see your nodes with: agentctl ls"
+		return ExitUnauthorized, "; see your nodes with: agentctl ls"
 	case e.Code == manifest.NodeOffline:
-		return exitOffline, explainOutcome(e) + "; see when it was last there with: agentctl ls"
+		return ExitOffline, explainOutcome(e) + "; see when it was last there with: agentctl ls"
 	case e.Code == manifest.DeadlineExceeded:
-		return exitTimeout, explainOutcome(e) + "; see how the board does, there: agentctl status"
+		return ExitTimeout, explainOutcome(e) + "; see how the board does, there: agentctl status"
 	case (e.Code == manifest.BadRequest || e.Code == manifest.ManifestInvalid) && strings.Contains(e.Message, "tool"):
-		return exitFailure, "; see the tools with: agentctl ls -o json"
+		return ExitFailure, "; see the tools with: agentctl ls -o json"
 	}
-	return exitFailure, explainOutcome(e)
+	return ExitFailure, explainOutcome(e)
 }
 
 // isAdminScope reports whether a refusal is for lack of a scope of tenant administrators.
@@ -188,21 +188,21 @@ func explainOutcome(e *client.Error) string {
 func explainTicketAnswer(e *client.Error) (code int, next string) {
 	switch {
 	case e.Status == http.StatusUnauthorized:
-		return exitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+		return ExitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
 	case e.Code == manifest.DeadlineExceeded:
-		return exitTimeout, explainOutcome(e) + "; see whether it was done with: agentctl tickets ls"
+		return ExitTimeout, explainOutcome(e) + "; see whether it was done with: agentctl tickets ls"
 	case e.Reason != "" && e.Code == manifest.SafetyDenied:
-		return exitUnauthorized, ""
+		return ExitUnauthorized, ""
 	case e.Reason != "":
-		return exitFailure, ""
+		return ExitFailure, ""
 	case e.Code == manifest.SafetyDenied:
-		return exitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
+		return ExitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
 	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
-		return exitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
+		return ExitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
 	case e.Code == manifest.BadRequest:
-		return exitFailure, "; see: agentctl tickets ls"
+		return ExitFailure, "; see: agentctl tickets ls"
 	}
-	return exitFailure, ""
+	return ExitFailure, ""
 }
 
 // The gateway's own token and a token of the relay are both accepted; the scope to ask for
@@ -214,13 +214,13 @@ func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next s
 	}
 	switch {
 	case e.Status == http.StatusUnauthorized && !e.HadToken:
-		return exitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
+		return ExitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
 	case e.Status == http.StatusUnauthorized:
-		return exitUnauthorized, "; use the gateway's token, or mint one on the relay with: agentctl token create --scope events:" + scope
+		return ExitUnauthorized, "; use the gateway's token, or mint one on the relay with: agentctl token create --scope events:" + scope
 	case e.Status == http.StatusForbidden:
-		return exitUnauthorized, ""
+		return ExitUnauthorized, ""
 	case e.Code == "":
-		return exitFailure, "; is this the event gateway?"
+		return ExitFailure, "; is this the event gateway?"
 	}
-	return exitFailure, ""
+	return ExitFailure, ""
 }

@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package cli
 
 import (
 	"bufio"
@@ -13,15 +11,15 @@ import (
 	"agentctl/term"
 )
 
-// confirm asks on a terminal. Elsewhere it refuses, and names the flag.
-func confirm(cmd *cobra.Command, question string) error {
+// Confirm asks on a terminal. Elsewhere it refuses, and names the flag.
+func Confirm(cmd *cobra.Command, question string) error {
 	if !term.IsTerminal(os.Stdin) {
-		return exit(exitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)
+		return Errorf(ExitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)
 	}
 	fmt.Fprint(cmd.ErrOrStderr(), question+" [y/N] ")
 	line, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
 	if answer := strings.ToLower(strings.TrimSpace(line)); err == nil && (answer == "y" || answer == "yes") {
 		return nil
 	}
-	return exit(exitFailure, "nothing was changed")
+	return Errorf(ExitFailure, "nothing was changed")
 }

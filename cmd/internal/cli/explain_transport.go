@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"errors"
@@ -10,26 +10,26 @@ import (
 )
 
 // explainTransport says what to do when the relay or the gateway gave no answer.
-func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
+func explainTransport(cmd *cobra.Command, e *client.TransportError) *ExitError {
 	server, start, flag := "relay", "agentctl relay", "--relay"
 	if group(cmd) == "events" {
 		server, start, flag = "event gateway", "agentctl events serve", "--url"
 	}
-	explained := func(code int, format string, args ...any) *exitError {
-		return &exitError{code, fmt.Errorf(format, args...)}
+	explained := func(code int, format string, args ...any) *ExitError {
+		return &ExitError{code, fmt.Errorf(format, args...)}
 	}
 	next := ""
 	switch e.Kind {
 	case client.Unreachable:
-		return explained(exitNotRunning, "no %s answers at %s (%w); start one with: %s, or name it with %s", server, e.URL, e.Err, start, flag)
+		return explained(ExitNotRunning, "no %s answers at %s (%w); start one with: %s, or name it with %s", server, e.URL, e.Err, start, flag)
 	case client.TimedOut:
-		code := exitTimeout
+		code := ExitTimeout
 		if group(cmd) == "events" { // 7 means that --for or emit's second was over
-			code = exitFailure
+			code = ExitFailure
 		}
 		return explained(code, "the %s at %s did not answer in time", server, e.URL)
 	case client.NeedsTLS:
-		return explained(exitFailure, "%w; use https:// in %s", e.Err, flag)
+		return explained(ExitFailure, "%w; use https:// in %s", e.Err, flag)
 	case client.UntrustedCertificate:
 		next = fmt.Sprintf("; if the %s's certificate is your own, pass its authority with --ca-file FILE or --ca-sha256 HEX", server)
 	case client.WrongCertificateName:
@@ -37,27 +37,27 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *exitError {
 	case client.NotTLS:
 		next = fmt.Sprintf("; it does not speak TLS there; use http:// in %s", flag)
 	}
-	return explained(exitFailure, "call the %s at %s: %w%s", server, e.URL, e.Err, next)
+	return explained(ExitFailure, "call the %s at %s: %w%s", server, e.URL, e.Err, next)
 }
 
 // explainClose is what to do after the relay closed a metric stream.
 func explainClose(e *client.StreamClosedError) (code int, next string) {
 	switch {
 	case errors.Is(e, client.ErrDeviceOffline):
-		return exitOffline, ": the device went offline; see: agentctl ls"
+		return ExitOffline, ": the device went offline; see: agentctl ls"
 	case errors.Is(e, client.ErrReaderSlow):
-		return exitFailure, ": this reader was too slow; use a longer interval_ms"
+		return ExitFailure, ": this reader was too slow; use a longer interval_ms"
 	case errors.Is(e, client.ErrTooManyStreams):
-		return exitFailure, ": your tenant has too many streams open; close one first"
+		return ExitFailure, ": your tenant has too many streams open; close one first"
 	}
-	return exitFailure, ""
+	return ExitFailure, ""
 }
 
 // explainRef is where to look up what a reference does not name.
 func explainRef(e *client.RefError) (code int, next string) {
-	code = exitUsage
+	code = ExitUsage
 	if errors.Is(e, client.ErrNotFound) {
-		code = exitFailure
+		code = ExitFailure
 	}
 	switch e.Thing {
 	case "node":

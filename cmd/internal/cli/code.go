@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -15,22 +15,22 @@ import (
 // maxCode bounds what is read for a code, bytes.
 const maxCode = 1024
 
-// readCode reads the code of join and login: the argument, standard input or a file. invite is
+// ReadCode reads the code of join and login: the argument, standard input or a file. invite is
 // the command that prints one.
-func readCode(cmd *cobra.Command, args []string, file, invite string) (string, error) {
+func ReadCode(cmd *cobra.Command, args []string, file, invite string) (string, error) {
 	var in io.Reader
 	switch {
 	case len(args) > 0 && file != "":
-		return "", exit(exitUsage, "give CODE or --code-file, not both")
+		return "", Errorf(ExitUsage, "give CODE or --code-file, not both")
 	case file != "":
 		f, err := os.Open(file)
 		if err != nil {
-			return "", exit(exitFailure, "read the code: %w", err)
+			return "", Errorf(ExitFailure, "read the code: %w", err)
 		}
 		defer func() { _ = f.Close() }()
 		in = f
 	case len(args) == 0:
-		return "", exit(exitUsage, "CODE is missing; get one on the relay's machine: %s", invite)
+		return "", Errorf(ExitUsage, "CODE is missing; get one on the relay's machine: %s", invite)
 	case args[0] == "-":
 		if term.IsTerminal(os.Stdin) {
 			fmt.Fprint(cmd.ErrOrStderr(), "Code: ")
@@ -43,11 +43,11 @@ func readCode(cmd *cobra.Command, args []string, file, invite string) (string, e
 	}
 	b, err := io.ReadAll(io.LimitReader(in, maxCode))
 	if err != nil {
-		return "", exit(exitFailure, "read the code: %w", err)
+		return "", Errorf(ExitFailure, "read the code: %w", err)
 	}
 	code, err := enrollment.ParseCode(string(b))
 	if err != nil {
-		return "", exit(exitUsage, "%w", err)
+		return "", Errorf(ExitUsage, "%w", err)
 	}
 	return code, nil
 }

@@ -1,0 +1,43 @@
+package cli
+
+import (
+	"encoding/json"
+	"strings"
+)
+
+// CallError is the error of a call, with the tool, which decides what to do about it.
+type CallError struct {
+	Tool      string
+	Arguments json.RawMessage
+	Takes     []string // names of the tool's arguments; empty if they are not known
+	Err       error
+}
+
+func (e *CallError) Error() string { return e.Err.Error() }
+
+func (e *CallError) Unwrap() error { return e.Err }
+
+// plugin is the name of the plugin that has the tool of a call by its name; "" for one of a board.
+func (e *CallError) plugin() string {
+	if !isPluginTool(e.Tool) {
+		return ""
+	}
+	name, _, _ := strings.Cut(e.Tool, ".")
+	return name
+}
+
+// board is a board that the arguments of a fleet tool name, for a command to type.
+func (e *CallError) board() string {
+	var args struct {
+		Board  string   `json:"board"`
+		Boards []string `json:"boards"`
+	}
+	_ = json.Unmarshal(e.Arguments, &args)
+	if args.Board == "" && len(args.Boards) > 0 {
+		args.Board = args.Boards[0]
+	}
+	if args.Board == "" || strings.ContainsFunc(args.Board, func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' }) {
+		return "NODE"
+	}
+	return args.Board
+}

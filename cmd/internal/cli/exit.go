@@ -1,0 +1,34 @@
+// Package cli has what the commands of agentctl share: exit codes, errors with their next step, output
+// for people and programs, common flags, the client of a relay, and completion of names.
+//
+// A package of commands calls it and prints; it holds no command itself, and links neither the
+// daemon nor the relay.
+package cli
+
+import "fmt"
+
+// Exit codes, the same for every command (docs/cli.md).
+const (
+	ExitOK           = 0
+	ExitFailure      = 1 // any failure without a code below
+	ExitUsage        = 2 // a wrong flag or argument
+	ExitNotRunning   = 3 // no daemon, relay or gateway answers
+	ExitUnauthorized = 4 // no token, or one that may not do this
+	ExitOffline      = 5 // the board is not connected to its relay
+	ExitApproval     = 6 // the step waits for the approval of a person
+	ExitTimeout      = 7 // no answer in time
+)
+
+// ExitError is an error that ends the program with Code. Its text needs no further explanation.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+func (e *ExitError) Error() string { return e.Err.Error() }
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Errorf is fmt.Errorf for an error that ends the program with code.
+func Errorf(code int, format string, args ...any) error {
+	return &ExitError{Code: code, Err: fmt.Errorf(format, args...)}
+}

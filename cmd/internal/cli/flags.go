@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/config"
+)
+
+// EnvOr is the value of a flag's environment variable, or def when it is unset or empty.
+func EnvOr(name, def string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return def
+}
+
+// GivenFlags is those of some flags that a command was given, as they are typed. The command
+// that is printed as the next step needs them too.
+func GivenFlags(cmd *cobra.Command, names ...string) string {
+	words := ""
+	for _, name := range names {
+		if fl := cmd.Flags().Lookup(name); fl != nil && fl.Changed {
+			words += " --" + name + " " + ShellQuote(fl.Value.String())
+		}
+	}
+	return words
+}
+
+// ShellQuote quotes a word for a POSIX shell.
+func ShellQuote(s string) string {
+	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// AddStateDirFlag adds --state-dir for the commands that work on a relay's state directory.
+func AddStateDirFlag(c *cobra.Command, dir *string) {
+	c.Flags().StringVar(dir, "state-dir", EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
+}
+
+// StateDirHint is the --state-dir that the next command needs to find the same relay, with a space
+// before it; empty if the command was given none.
+func StateDirHint(cmd *cobra.Command) string {
+	if f := cmd.Flags().Lookup("state-dir"); f.Changed {
+		return " --state-dir " + f.Value.String()
+	}
+	return ""
+}

@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"os"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"agentctl/term"
+)
+
+// NewLoggerAt logs to stderr, JSON for a service and text for a terminal. The level may
+// change while it is in use.
+// A service's log is read by programs (journald keeps a line as it is), a terminal's by people.
+func NewLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
+	cfg := zap.NewProductionEncoderConfig()
+	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
+	encoder := zapcore.NewJSONEncoder
+	if term.IsTerminal(os.Stderr) {
+		cfg.EncodeTime = zapcore.TimeEncoderOfLayout("15:04:05.000")
+		cfg.EncodeLevel = zapcore.CapitalLevelEncoder
+		encoder = zapcore.NewConsoleEncoder
+	}
+	return zap.New(zapcore.NewCore(encoder(cfg), zapcore.Lock(os.Stderr), level))
+}
+
+// NewLogger is NewLoggerAt with a fixed level, the value of --log-level.
+func NewLogger(level string) (*zap.Logger, error) {
+	l, err := zapcore.ParseLevel(level)
+	if err != nil {
+		return nil, Errorf(ExitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
+	}
+	return NewLoggerAt(l), nil
+}
