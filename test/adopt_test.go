@@ -131,7 +131,7 @@ func TestAdoptedOverMCP(t *testing.T) {
 				if p.Progress != want || p.ProgressToken != "mine" {
 					t.Errorf("%s: progress %+v, want %v", version, p, want)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Fatalf("%s: no progress %v", version, want)
 			}
 		}
@@ -153,8 +153,8 @@ func TestAdoptedOverMCP(t *testing.T) {
 	// A change of the server's lists reaches the clients.
 	c := r.mcp(token, "2025-11-25", "?toolset=fleet,demo&names=flat")
 	c.call("demo_evolve", map[string]any{}, nil)
-	waitNotified(t, c.tools)
-	waitNotified(t, c.resources)
+	r.waitNotified(c.tools)
+	r.waitNotified(c.resources)
 	eventually(t, "the changed lists", func() bool {
 		names := c.names()
 		return !strings.Contains(names, "demo_text") && strings.Contains(names, "mcp://demo/demo://late")

@@ -88,7 +88,7 @@ func TestDiskOfBoardReal(t *testing.T) {
 			began := time.Now()
 			if atStart {
 				b.start()
-				if d := time.Since(began); d > 15*time.Second {
+				if d := time.Since(began); d > patience/2 {
 					t.Errorf("%s: up after %v", what, d)
 				}
 			}

@@ -238,14 +238,14 @@ func bombs(t *testing.T, token string) []bomb {
 
 // explode sends a bomb and returns how it ended otherwise than it should, "" if it did.
 func (b *bomb) explode(addr, local string) string {
-	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}, Timeout: 10 * time.Second}
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}, Timeout: patience}
 	nc, err := d.Dial("tcp", addr)
 	if err != nil {
 		return err.Error()
 	}
 	c := nc.(*net.TCPConn)
 	defer func() { _ = c.Close() }()
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(patience))
 	sent := make(chan struct{})
 	in, send := bufio.NewReaderSize(c, 64<<10), b.send
 	if upgrade, frames, ok := strings.Cut(b.send, endOfUpgrade); ok { // frames before the answer are not served
@@ -295,7 +295,7 @@ func (b *bomb) explode(addr, local string) string {
 			last = time.Now()
 		}
 		if err != nil {
-			if took := time.Since(last); took > 2*time.Second {
+			if took := time.Since(last); took > 8*time.Second { // less than a header or an idle connection may take
 				return fmt.Sprintf("closed %s after the answer", took.Round(time.Millisecond))
 			}
 			return ""
@@ -389,9 +389,9 @@ func TestBombs(t *testing.T) {
 		throw(i)
 	}
 	var now figures
-	within, interval := 10*time.Second, 100*time.Millisecond // the timeouts of what waits
+	within, interval := patience, 100*time.Millisecond
 	if slow {
-		within, interval = time.Minute, time.Second // memory is returned when the relay is calm
+		within, interval = 2*patience, time.Second // memory is returned when the relay is calm
 	}
 	for end := time.Now().Add(within); ; time.Sleep(interval) {
 		now = figuresOf(t, pid, line.Metrics)

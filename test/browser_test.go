@@ -209,7 +209,7 @@ func TestBrowser(t *testing.T) {
 		t.Fatal("docs/events.md has no block follow.js")
 	}
 	t.Run("ticket", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_HMAC_SECRET=s"}, args: []string{"--state-dir", t.TempDir()}}
 		reported := browse(ctx, t, g, map[string]any{"Follow": template.JS(follow[1])})
@@ -237,7 +237,7 @@ func TestBrowser(t *testing.T) {
 		g.stop()
 	})
 	t.Run("open", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), args: []string{"--state-dir", t.TempDir()}}
 		reported := browse(ctx, t, g, map[string]any{})
@@ -254,7 +254,7 @@ func TestBrowser(t *testing.T) {
 		g.stop()
 	})
 	t.Run("foreign", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_ALLOW_ORIGINS=https://elsewhere.example"}}
 		nextEvent(ctx, t, browse(ctx, t, g, map[string]any{}), "closed")

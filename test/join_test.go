@@ -23,7 +23,7 @@ import (
 // when the relay accepts it. edit changes the message; it gets the relay's nonce.
 func (r *testRelay) authOnce(protocol string, edit func(nonce string, a *link.Auth)) int {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), r.within(10*time.Second))
 	defer cancel()
 	conn, err := link.Dial(ctx, r.url, link.DialOptions{Subprotocols: []string{protocol}})
 	if err != nil {

@@ -149,7 +149,7 @@ func TestShortReconnect(t *testing.T) {
 		if n := len(c.list()); n != 0 {
 			t.Errorf("%d tools a second after the device went", n)
 		}
-		waitNotified(t, c.tools)
+		r.waitNotified(c.tools)
 	})
 }
 
@@ -289,7 +289,14 @@ func TestTicketsSurviveKill(t *testing.T) {
 			defer mu.Unlock()
 			revoked = append(revoked, jti)
 		})
-		time.Sleep(time.Duration(10+rand.IntN(120)) * time.Millisecond)
+		// Amid the writes: at any time after the first answer, which a busy machine delays.
+		known := func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(acked)
+		}
+		eventually(t, "a ticket", func() bool { return known() > round })
+		time.Sleep(time.Duration(rand.IntN(120)) * time.Millisecond)
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		wg.Wait()

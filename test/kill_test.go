@@ -88,7 +88,7 @@ func (r *recorded) checkCommitted(t *testing.T, db *sql.DB, socket string) {
 			t.Fatalf("the reading of %d was %d, is %d (%v)", id>>8, v, got, ok)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	c, err := control.Dial(ctx, socket)
 	if err != nil {
@@ -182,7 +182,7 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 	if aside, _ := filepath.Glob(path + ".corrupt-*"); len(aside) > 0 {
 		t.Errorf("set aside as corrupt: %v", aside)
 	}
-	if want := rounds / 3 * 10; len(seen.samples) < want || len(seen.readings) == 0 {
+	if want := rounds / 3; len(seen.samples) < want || len(seen.readings) == 0 {
 		t.Errorf("%d samples and %d readings were committed; %d samples or more were to be", len(seen.samples), len(seen.readings), want)
 	}
 	t.Logf("%d kills: all of %d samples and %d readings kept", 2*rounds, len(seen.samples), len(seen.readings))

@@ -33,6 +33,10 @@ var built struct {
 	done map[string]error // by the name of the binary
 }
 
+// patience is how long a test waits, on the real clock, for what takes milliseconds on an idle
+// machine: a busy one is not to fail it. It bounds tests of what never happens at all.
+const patience = 2 * time.Minute
+
 // testVersion is the version of the tests' binaries.
 const testVersion = "v0.0.0-test"
 

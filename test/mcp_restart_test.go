@@ -41,7 +41,7 @@ func startBridge(t *testing.T, bin string, args ...string) *bridgeProcess {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(90*time.Second, func() { _ = cmd.Process.Kill() })
+	kill := time.AfterFunc(2*patience, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -114,7 +114,7 @@ func TestRestartUnderCalls(t *testing.T) {
 	b.request(1, "initialize", restartInit)
 	_, _ = io.WriteString(b.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`+"\n")
 	tool := ""
-	for end := time.Now().Add(20 * time.Second); tool == ""; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(patience); tool == ""; time.Sleep(50 * time.Millisecond) {
 		list := b.request(2, "tools/list", "{}")
 		if i := strings.Index(list, `"name":"sysecho_`); i >= 0 {
 			tool, _, _ = strings.Cut(list[i+len(`"name":"`):], `"`)
@@ -187,7 +187,7 @@ func TestRestartUnderCalls(t *testing.T) {
 	})
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		bridged, posted := viaBridge.Load()+3, viaHTTP.Load()+3
-		for end := time.Now().Add(time.Minute); viaBridge.Load() < bridged || viaHTTP.Load() < posted; time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(patience); viaBridge.Load() < bridged || viaHTTP.Load() < posted; time.Sleep(20 * time.Millisecond) {
 			if t.Failed() || time.Now().After(end) {
 				close(stop)
 				t.Fatalf("only %d calls through the bridge and %d over HTTP", viaBridge.Load(), viaHTTP.Load())
@@ -197,7 +197,7 @@ func TestRestartUnderCalls(t *testing.T) {
 		<-p.ended
 		up()
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		if status, _, got, err := post(session, `{"jsonrpc":"2.0","id":5,"method":"tools/call","params":`+call+`}`); err == nil && status == 200 && !strings.Contains(got, `"error"`) {
 			break
 		} else if time.Now().After(end) {

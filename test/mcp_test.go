@@ -52,7 +52,7 @@ func (r *testRelay) mcp(token, version, query string) *mcpClient {
 		ResourceListChangedHandler:  func(context.Context, *mcp.ResourceListChangedRequest) { c.resources <- struct{}{} },
 		ResourceUpdatedHandler:      func(_ context.Context, q *mcp.ResourceUpdatedNotificationRequest) { c.updated <- q.Params.URI },
 	})
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), r.within(10*time.Second))
 	defer cancel()
 	cs, err := client.Connect(ctx, &mcp.StreamableClientTransport{Endpoint: r.url + "/mcp" + query, MaxRetries: -1,
 		HTTPClient: &http.Client{Transport: bearer{token, r.http.Transport}}}, &mcp.ClientSessionOptions{ProtocolVersion: version})
@@ -291,15 +291,15 @@ func TestMCPListChanged(t *testing.T) {
 			t.Error("a notification about another tenant's devices")
 		}
 		come := r.device(mockOptions{})
-		waitNotified(t, c.tools)
-		waitNotified(t, c.resources)
+		r.waitNotified(c.tools)
+		r.waitNotified(c.resources)
 		if n := len(c.list()); n != 6 {
 			t.Errorf("%d tools", n)
 		}
 		time.Sleep(2 * time.Second)
 		drain(c.tools)
 		come.kill()
-		waitNotified(t, c.tools)
+		r.waitNotified(c.tools)
 		for _, tool := range c.list() {
 			if !strings.Contains(tool.Name, stay.node) {
 				t.Errorf("%s is still listed", tool.Name)
@@ -314,12 +314,12 @@ func drain(c chan struct{}) {
 	}
 }
 
-func waitNotified(t testing.TB, c chan struct{}) {
-	t.Helper()
+func (r *testRelay) waitNotified(c chan struct{}) {
+	r.t.Helper()
 	select {
 	case <-c:
-	case <-time.After(2 * time.Second):
-		t.Error("no notification within 2 s")
+	case <-time.After(r.within(2 * time.Second)):
+		r.t.Error("no notification in time")
 	}
 }
 

@@ -117,7 +117,7 @@ func (r *testRelay) link(o mockOptions) (*mockDevice, error) {
 	}
 	ws.SetPingHandler(func(data string) error {
 		if !m.deaf.Load() {
-			_ = ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(time.Second))
+			_ = ws.WriteControl(websocket.PongMessage, []byte(data), time.Now().Add(r.within(time.Second)))
 		}
 		return nil
 	})
@@ -128,8 +128,8 @@ func (r *testRelay) link(o mockOptions) (*mockDevice, error) {
 
 // websocket opens the device link's WebSocket and nothing more.
 func (r *testRelay) websocket() (*websocket.Conn, error) {
-	d := websocket.Dialer{NetDialContext: r.dial, TLSClientConfig: r.tls, Subprotocols: []string{link.Subprotocol}, HandshakeTimeout: 10 * time.Second}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	d := websocket.Dialer{NetDialContext: r.dial, TLSClientConfig: r.tls, Subprotocols: []string{link.Subprotocol}, HandshakeTimeout: r.within(10 * time.Second)}
+	ctx, cancel := context.WithTimeout(context.Background(), r.within(10*time.Second))
 	defer cancel()
 	ws, resp, err := d.DialContext(ctx, "ws"+strings.TrimPrefix(r.url, "http")+link.Path, nil)
 	if err != nil && resp != nil {
@@ -139,7 +139,7 @@ func (r *testRelay) websocket() (*websocket.Conn, error) {
 }
 
 func (m *mockDevice) handshake(o mockOptions) error {
-	_ = m.ws.SetReadDeadline(time.Now().Add(15 * time.Second))
+	_ = m.ws.SetReadDeadline(time.Now().Add(m.r.within(15 * time.Second)))
 	defer func() { _ = m.ws.SetReadDeadline(time.Time{}) }()
 	var hello link.Hello
 	if err := m.expect(link.TypeHello, &hello); err != nil {
@@ -305,7 +305,7 @@ func (m *mockDevice) subscribed(id string, c link.Cmd) (streamID string) {
 func (m *mockDevice) write(raw string) error {
 	m.wmu.Lock()
 	defer m.wmu.Unlock()
-	_ = m.ws.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	_ = m.ws.SetWriteDeadline(time.Now().Add(m.r.within(5 * time.Second)))
 	return m.ws.WriteMessage(websocket.TextMessage, []byte(raw))
 }
 
@@ -339,7 +339,7 @@ func (m *mockDevice) waitClosed() int {
 	m.t.Helper()
 	select {
 	case <-m.ended:
-	case <-time.After(10 * time.Second):
+	case <-time.After(m.r.within(10 * time.Second)):
 		m.t.Fatal("the relay did not close the link")
 	}
 	m.mu.Lock()

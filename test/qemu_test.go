@@ -73,7 +73,7 @@ func TestBoards(t *testing.T) {
 			if err := json.Unmarshal([]byte(s.out.String()), &snap); err != nil || snap.Memory["total"] < 1 {
 				t.Errorf("snapshot: %s%s %v", s.out, s.err, err)
 			}
-			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 				a := r.call("sysecho."+minted.NodeID+".echo.invoke", text(tt.name))
 				if a.status == http.StatusOK && strings.Contains(a.body, `"message":"`+tt.name+`"`) {
 					break

@@ -131,6 +131,9 @@ func cmdActivate(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: activate SOCKET command...")
 	}
+	// The command is made once, here: the script's environment belongs to its goroutine.
+	unit := command(ts, args[1:])
+	path, argv, dir, env := unit.Path, unit.Args[1:], unit.Dir, unit.Env
 	l, err := net.Listen("unix", args[0])
 	ts.Check(err)
 	var wg sync.WaitGroup
@@ -145,8 +148,8 @@ func cmdActivate(ts *testscript.TestScript, neg bool, args []string) {
 			if err != nil {
 				continue
 			}
-			cmd := command(ts, args[1:])
-			cmd.Stdin = stdin
+			cmd := exec.Command(path, argv...)
+			cmd.Dir, cmd.Env, cmd.Stdin = dir, env, stdin
 			wg.Go(func() { _ = cmd.Run(); _ = stdin.Close() })
 		}
 	})
@@ -170,7 +173,7 @@ func cmdExits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	cmd := command(ts, args[1:])
 	cmd.Stdout, cmd.Stderr = ts.Stdout(), ts.Stderr()
-	timer := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
+	timer := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 	defer timer.Stop()
 	if code := exitCode(cmd.Run()); strconv.Itoa(code) != args[0] {
 		ts.Fatalf("exit code %d, want %s", code, args[0])
@@ -194,7 +197,7 @@ func cmdDaemon(ts *testscript.TestScript, neg bool, args []string) {
 	d.mu.Lock()
 	d.byName[args[0]] = p
 	d.mu.Unlock()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		for line := range strings.Lines(p.out.String() + p.err.String()) {
 			if re.MatchString(line) {
 				setenvs(ts, args[0], line)
@@ -239,7 +242,7 @@ func cmdHalt(ts *testscript.TestScript, neg bool, args []string) {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		_ = p.cmd.Process.Kill()
 		<-p.ended
 		ts.Fatalf("%s did not end\n%s%s", args[0], p.out, p.err)
@@ -261,7 +264,7 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	re, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		var out, errs bytes.Buffer
 		cmd := command(ts, args[1:])
 		cmd.Stdout, cmd.Stderr = &out, &errs
@@ -271,7 +274,7 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 			return
 		}
 		if time.Now().After(deadline) {
-			ts.Fatalf("15 s passed without %s\n%s%s", args[0], &out, &errs)
+			ts.Fatalf("%s passed without %s\n%s%s", patience, args[0], &out, &errs)
 		}
 	}
 }
@@ -353,7 +356,7 @@ func cmdFakeRelay(ts *testscript.TestScript, _ bool, args []string) {
 		select { // the stream stays open: the client closes it
 		case <-r.Context().Done():
 			once.Do(func() { close(gone) })
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 		}
 	})}
 	go func() { _ = srv.Serve(ln) }()

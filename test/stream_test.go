@@ -20,6 +20,7 @@ import (
 // close one half of it, stop reading, or look at the bytes.
 type stream struct {
 	t      testing.TB
+	r      *testRelay
 	conn   net.Conn
 	resp   *http.Response
 	raw    *buffer // what came after the head
@@ -89,7 +90,7 @@ func (r *testRelay) post(body string, o streamOptions) *stream {
 			fmt.Fprintf(&b, "%s: %s\r\n", k, v)
 		}
 	}
-	_ = conn.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(r.within(30 * time.Second)))
 	if _, err := io.WriteString(conn, b.String()+"\r\n"+body); err != nil {
 		r.t.Fatal(err)
 	}
@@ -98,7 +99,7 @@ func (r *testRelay) post(body string, o streamOptions) *stream {
 		r.t.Fatal(err)
 	}
 	_ = conn.SetDeadline(time.Time{})
-	return &stream{t: r.t, conn: conn, resp: resp, raw: new(buffer), events: make(chan sse.Event, 1<<14)}
+	return &stream{t: r.t, r: r, conn: conn, resp: resp, raw: new(buffer), events: make(chan sse.Event, 1<<14)}
 }
 
 // read takes in what comes, in a goroutine that ends with the connection.
@@ -117,9 +118,10 @@ func (s *stream) read() {
 	}()
 }
 
-// next is the next event; it must come within d.
+// next is the next event; it must come within d of virtual time.
 func (s *stream) next(d time.Duration) sse.Event {
 	s.t.Helper()
+	d = s.r.within(d)
 	select {
 	case ev, ok := <-s.events:
 		if !ok {
@@ -143,10 +145,11 @@ func (s *stream) metric(d time.Duration) string {
 }
 
 // waitEnd waits until the stream has ended and checks that its last event is a close with this
-// code, that EOF follows within a second, and that every line on the wire is one that
+// code, that EOF follows within a second of virtual time, and that every line on the wire is one that
 // RFC-0009 §5 knows. It returns the number of metric and ping events that it passed.
 func (s *stream) waitEnd(code sse.Code, within time.Duration) (metrics, pings int) {
 	s.t.Helper()
+	within = s.r.within(within)
 	deadline := time.After(within)
 	var last sse.Event
 	for {
@@ -162,7 +165,7 @@ func (s *stream) waitEnd(code sse.Code, within time.Duration) (metrics, pings in
 			case "ping":
 				pings++
 			case "close":
-				deadline = time.After(time.Second)
+				deadline = time.After(s.r.within(time.Second))
 			}
 		case <-deadline:
 			s.t.Fatalf("no end of the stream within %s; last event %q", within, last.Type)

@@ -44,6 +44,8 @@ type testRelay struct {
 	agents map[string]string // the same, by tenant
 	stop   func() error      // stops the relay and returns what Run returned
 	tls    *tls.Config       // how clients and devices dial; nil: plain
+
+	virtual bool // the relay runs in a synctest bubble
 }
 
 // newTestRelay starts a relay on 127.0.0.1.
@@ -68,7 +70,7 @@ func bubble(t *testing.T, f func(t *testing.T, r *testRelay), edit ...func(*rela
 
 func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, string, string) (net.Conn, error), edit []func(*relay.Options)) *testRelay {
 	t.Helper()
-	r := &testRelay{t: t, dir: t.TempDir(), logs: new(buffer), dial: dial, agents: make(map[string]string)}
+	r := &testRelay{t: t, dir: stateDir(t, ln != nil), logs: new(buffer), dial: dial, agents: make(map[string]string), virtual: ln != nil}
 	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
 	// The devices' tools alone, unless a test wants more.
 	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test", DisabledPlugins: []string{relay.PluginTickets, relay.PluginDirectory},
@@ -92,7 +94,7 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 		t.Fatal(err)
 	}
 	tr := &http.Transport{DialContext: dial, DisableCompression: true, MaxIdleConnsPerHost: 16}
-	r.http = &http.Client{Transport: tr, Timeout: time.Minute}
+	r.http = &http.Client{Transport: tr, Timeout: patience}
 	ctx, cancel := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error, 1)
 	r.relay.OnReady(func() { close(ready) })
@@ -104,8 +106,8 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(30 * time.Second):
-			return errors.New("the relay did not end within 30 s")
+		case <-time.After(r.within(30 * time.Second)):
+			return errors.New("the relay did not end in time")
 		}
 	})
 	t.Cleanup(func() {
@@ -115,6 +117,20 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 	})
 	r.agent = r.agentFor(auth.DefaultTenant)
 	return r
+}
+
+// stateDir is a temporary directory for the state of a relay. In virtual time it is in memory where
+// the machine has /dev/shm: such tests are about protocols, and there are hundreds of them, each of
+// which would wait for the disk a dozen times.
+func stateDir(t testing.TB, virtual bool) string {
+	t.Helper()
+	if virtual {
+		if dir, err := os.MkdirTemp("/dev/shm", "agentctl-test-"); err == nil {
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			return dir
+		}
+	}
+	return t.TempDir()
 }
 
 func (r *testRelay) mint(req auth.MintRequest) auth.Minted {
@@ -345,12 +361,21 @@ func (r *testRelay) waitAudited(want ...string) {
 	})
 }
 
-// eventually waits until ok, at most 5 s.
+// within is how long a test waits for what takes d at most: d in virtual time. A busy machine
+// stretches the real clock.
+func (r *testRelay) within(d time.Duration) time.Duration {
+	if r.virtual {
+		return d
+	}
+	return max(d, patience)
+}
+
+// eventually waits until ok, for patience at most.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("5 s passed without: %s", what)
+			t.Fatalf("%s passed without: %s", patience, what)
 		}
 	}
 }

@@ -37,7 +37,7 @@ func TestTLS(t *testing.T) {
 	dial := func(edit func(c *tls.Config)) (*tls.Conn, error) {
 		c := &tls.Config{RootCAs: pool, NextProtos: []string{"h2", "http/1.1"}}
 		edit(c)
-		return tls.DialWithDialer(&net.Dialer{Timeout: 5 * time.Second}, "tcp", r.addr, c)
+		return tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", r.addr, c)
 	}
 	conn, err := dial(func(*tls.Config) {})
 	if err != nil {
@@ -90,7 +90,7 @@ func TestTLS(t *testing.T) {
 		} else if err := r.stop(); err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
 		rest, err := io.ReadAll(stream)
 		if err != nil || !strings.HasSuffix(string(rest), "event: close\ndata: {\"code\":1000,\"reason\":\"normal\"}\n\n") {
 			t.Errorf("by the reader %v: %q %v", byReader, rest, err)
@@ -107,7 +107,7 @@ func TestHTTP1Only(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = conn.Close() }()
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(patience))
 	_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	if b, _ := io.ReadAll(conn); !strings.HasPrefix(string(b), "HTTP/1.1 ") || strings.HasPrefix(string(b), "HTTP/1.1 2") {
 		t.Errorf("prior knowledge got %q", b)

@@ -307,7 +307,7 @@ func (b *bus) subscribe(uri string) {
 }
 
 func (b *bus) updated() string {
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case <-b.sub.Ready():

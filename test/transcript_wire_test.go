@@ -100,7 +100,7 @@ func (w *wire) read(uri string) string {
 func (w *wire) subscribe(uri string) {
 	w.request("resources/subscribe", fmt.Sprintf(`"uri":%q`, uri))
 	// Notifications sent before the session's stream is open are lost: wait for one first.
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		w.k.NotifyChange("default", kernel.Change{Tools: true})
 		select {
 		case n := <-w.notes:
@@ -116,7 +116,7 @@ func (w *wire) subscribe(uri string) {
 }
 
 func (w *wire) updated() string {
-	deadline := time.After(10 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case n := <-w.notes:
