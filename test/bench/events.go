@@ -33,9 +33,12 @@ const (
 // framesPerSecond is what all subscribers together are sent in the paced comparison.
 const framesPerSecond = 20_000
 
-// eventSubscribers are the sizes of the comparison.
-func (b *bench) eventSubscribers() []int {
-	if b.isQuick {
+// subscriberCounts are the sizes of the comparisons of event streams.
+func (b *bench) subscriberCounts() []int {
+	switch {
+	case len(b.subscribers) > 0:
+		return b.subscribers
+	case b.isQuick:
 		return []int{1000}
 	}
 	return []int{200, 1000, 5000}
@@ -51,7 +54,7 @@ func (b *bench) eventsBars() error {
 	defer unpin()
 	limits := map[int][2]float64{1000: {1.15, 1.3}, 5000: {1.15, 1.3}}
 	absent := make(map[string]error)
-	for _, n := range b.eventSubscribers() {
+	for _, n := range b.subscriberCounts() {
 		naive := &fanoutSide{name: "naive loop", start: func() (*fanoutServer, error) { return b.naiveServer("naive-events") }}
 		ours := &fanoutSide{name: "event gateway", start: b.gatewayServer}
 		nchan := &fanoutSide{name: "nchan", start: b.nchanServer, peer: true, absent: absent["nchan"]}

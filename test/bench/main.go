@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -57,6 +58,7 @@ type bench struct {
 	exporter, mercure string // programs that they are compared with
 	names             int    // see newName
 	shared            bool   // other programs use the machine
+	subscribers       []int  // of the event streams, instead of the plan's; empty: the plan's
 	profile           string // where CPU profiles of the relay go; "": none
 	report            report
 }
@@ -138,6 +140,16 @@ func measure(ctx context.Context, dir string) error {
 	flag.BoolVar(&b.isQuick, "quick", false, "a subset of five minutes; its figures are rough")
 	flag.StringVar(&only, "only", "", "comma-separated `PARTS` instead of all: unary, stream, stall, events, kernel, idle, fleet, toolset, start, build, sampler, flash, daemon")
 	flag.BoolVar(&b.shared, "shared", false, "other programs use the machine: the time in which a server waits for its core counts as busy; for ratios while you work, not for publication")
+	flag.Func("subscribers", "comma-separated `NUMBERS` of subscribers of a stream, instead of 200, 1000 and 5000", func(s string) error {
+		for _, n := range strings.Split(s, ",") {
+			size, err := strconv.Atoi(n)
+			if err != nil || size < 1 {
+				return fmt.Errorf("not a number of subscribers: %q", n)
+			}
+			b.subscribers = append(b.subscribers, size)
+		}
+		return nil
+	})
 	flag.StringVar(&b.profile, "profile", "", "write the relay's profiles into `DIR`; the relay is then a part of this program, and slower")
 	flag.Parse()
 	if b.isQuick {

@@ -18,11 +18,7 @@ func (b *bench) streamBar() error {
 		return err
 	}
 	defer unpin()
-	sizes := []int{200, 1000, 5000}
-	if b.isQuick {
-		sizes = []int{1000}
-	}
-	for _, n := range sizes {
+	for _, n := range b.subscriberCounts() {
 		naive := &fanoutSide{name: "naive loop", start: func() (*fanoutServer, error) { return b.naiveServer("naive-metrics") }}
 		ours := &fanoutSide{name: "metric stream", start: b.metricServer}
 		if err := b.alternateFanout([]*fanoutSide{naive, ours}, n, b.events, time.Second); err != nil {
