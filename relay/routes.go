@@ -73,17 +73,9 @@ func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// answersInPlace is edge.Server.Direct: it selects the calls, except those whose answer may be a
-// metric stream, which takes the connection over.
+// answersInPlace is edge.Server.Direct: it selects the calls.
 func answersInPlace(req *http.Request) bool {
-	switch req.URL.Path {
-	case "/mcp":
-		return true
-	case "/mcp/tools/call":
-		_, wantStream := parseAccept(req.Header.Values("Accept"))
-		return !wantStream
-	}
-	return false
+	return req.URL.Path == "/mcp" || req.URL.Path == "/mcp/tools/call"
 }
 
 // methodAllowed completes the mux for /mcp, which takes three methods under one pattern

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"agentctl/transport/netpoll"
@@ -33,6 +34,8 @@ type directConn struct {
 	remoteAddr string
 	key        uint64
 	cancel     context.CancelFunc // of ctx: the client has left
+
+	isHijacked atomic.Bool // a handler owns the connection below
 }
 
 // restTimeout is how long the rest of a direct request may take that did not arrive whole. Some
@@ -106,6 +109,23 @@ func (c *directConn) start() bool {
 	cancel()
 	c.cancel = nil
 	return false
+}
+
+// hijack gives the connection below to a handler. net/http believes that the client has left, and
+// gives its buffers to other connections.
+func (c *directConn) hijack() net.Conn {
+	c.isHijacked.Store(true)
+	c.server.direct.remove(c.key) // before the deadline, which drain overwrites
+	_ = c.Conn.SetDeadline(time.Time{})
+	return c.Conn
+}
+
+// Close closes the connection, unless a handler owns it.
+func (c *directConn) Close() error {
+	if c.isHijacked.Load() {
+		return nil
+	}
+	return c.framingConn.Close()
 }
 
 // stop ends what start has begun.

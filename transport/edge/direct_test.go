@@ -231,6 +231,64 @@ func TestDirectClientLeaves(t *testing.T) {
 	}
 }
 
+// TestDirectHijack: a handler takes a connection over, which neither its return nor a shutdown ends.
+func TestDirectHijack(t *testing.T) {
+	taken, release := make(chan net.Conn, 1), make(chan bool)
+	direct, addrs := startDirect(t, func(w http.ResponseWriter, r *http.Request) {
+		if !isDirect(w) {
+			t.Error("the request is not direct")
+		}
+		if r.URL.Path == "/late" {
+			_, _ = io.WriteString(w, "late")
+			if _, _, err := http.NewResponseController(w).Hijack(); err == nil {
+				t.Error("hijacked after a write")
+			}
+			return
+		}
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		if _, _, err := http.NewResponseController(w).Hijack(); !errors.Is(err, http.ErrHijacked) {
+			t.Errorf("hijacked twice: %v", err)
+		}
+		w.WriteHeader(http.StatusTeapot)
+		if _, err := io.WriteString(w, "x"); !errors.Is(err, http.ErrHijacked) {
+			t.Errorf("written after the hijack: %v", err)
+		}
+		taken <- c
+		<-release
+	})
+	client, in := dialDirect(t, addrs[0])
+	_, _ = io.WriteString(client, post("/late", "a"))
+	if res, err := http.ReadResponse(in, nil); err != nil || res.ContentLength != 4 {
+		t.Fatalf("%v, %v", res, err)
+	}
+	if _, err := in.Discard(4); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(client, post("/", "a"))
+	c := <-taken
+	close(release)
+	if err := direct.Shutdown(t.Context()); err != nil { // waits for net/http's goroutine
+		t.Error(err)
+	}
+	go func() { _, _ = io.WriteString(c, "hello") }()
+	if b, err := in.Peek(5); err != nil || string(b) != "hello" {
+		t.Errorf("%q, %v", b, err)
+	}
+	_, _ = io.WriteString(client, "hi")
+	b := make([]byte, 2)
+	if _, err := io.ReadFull(c, b); err != nil || string(b) != "hi" {
+		t.Errorf("%q, %v", b, err)
+	}
+	_ = c.Close()
+	if _, err := in.Discard(6); err != io.EOF {
+		t.Errorf("after the close: %v", err)
+	}
+}
+
 // TestDirectShutdown: Shutdown lets requests finish, says so to their clients, and does not wait for
 // connections without a request.
 func TestDirectShutdown(t *testing.T) {

@@ -1,8 +1,10 @@
 package edge
 
 import (
+	"bufio"
 	"errors"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -28,20 +30,24 @@ type directWriter struct {
 	isLast    bool  // the connection ends after the response
 
 	deadlineSet bool
+	isHijacked  bool
 	err         error // final
 }
 
 // maxBuffered is how much of a body is held back for its length, in bytes.
 const maxBuffered = 32 << 10
 
-var errDirectFinished = errors.New("edge: the handler has returned")
+var (
+	errDirectFinished = errors.New("edge: the handler has returned")
+	errDirectAnswered = errors.New("edge: cannot hijack: a response has begun")
+)
 
 // Header implements http.ResponseWriter.
 func (w *directWriter) Header() http.Header { return w.header }
 
 // WriteHeader implements http.ResponseWriter. Changes of the header after it have no effect.
 func (w *directWriter) WriteHeader(status int) {
-	if w.status != 0 || status < 200 { // informational responses are not sent
+	if w.status != 0 || status < 200 || w.isHijacked { // informational responses are not sent
 		return
 	}
 	w.status = status
@@ -123,6 +129,23 @@ func (w *directWriter) SetWriteDeadline(t time.Time) error {
 	return w.conn.SetWriteDeadline(t)
 }
 
+// Hijack implements http.Hijacker, before anything was written. What the client has sent after the
+// request is discarded: whoever takes a connection over here sends an event stream.
+func (w *directWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	switch {
+	case w.isHijacked:
+		return nil, nil, http.ErrHijacked
+	case w.status != 0 || w.err != nil:
+		return nil, nil, errDirectAnswered
+	}
+	w.isHijacked, w.err = true, http.ErrHijacked
+	c := w.conn.hijack()
+	return c, bufio.NewReadWriter(bufio.NewReaderSize(c, minBuffer), bufio.NewWriterSize(c, minBuffer)), nil
+}
+
+// minBuffer is the smallest that bufio makes: nobody who hijacks a direct request uses its buffers.
+const minBuffer = 16
+
 // send writes the head, if it was not sent, and the body so far. last reports that the body is
 // complete.
 func (w *directWriter) send(last bool) {
@@ -175,6 +198,9 @@ func (w *directWriter) appendHeadEnd(b []byte) []byte {
 
 // finish sends what is left, and reports whether the connection may serve another request.
 func (w *directWriter) finish() (reuse bool) {
+	if w.isHijacked {
+		return false
+	}
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}

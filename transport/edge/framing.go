@@ -16,8 +16,7 @@ import (
 type Server struct {
 	*http.Server
 	// Direct reports whether a request may be served without net/http, see directConn. Its handler
-	// must not hijack the connection, and finds neither Request.TLS nor http.LocalAddrContextKey. It
-	// is set before Serve; nil: none may.
+	// finds neither Request.TLS nor http.LocalAddrContextKey. Direct is set before Serve; nil: none may.
 	Direct func(r *http.Request) bool
 
 	direct directConns

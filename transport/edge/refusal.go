@@ -116,6 +116,9 @@ func (s *Server) delayRefusals(next http.Handler) http.Handler {
 		var status int
 		if d, ok := w.(*directWriter); ok {
 			next.ServeHTTP(d, r)
+			if d.isHijacked {
+				return
+			}
 			status = d.status
 		} else {
 			sw := &statusWriter{ResponseWriter: w}
