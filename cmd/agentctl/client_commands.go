@@ -14,15 +14,12 @@ import (
 	"agentctl/relay/mcp/stdio"
 )
 
-// addBoardCommands names the commands that a board has.
-func addBoardCommands(root *cobra.Command) {
+// addRelayCommands adds the commands that call a relay, and hidden ones in place of those of a board and
+// of a relay's machine.
+func addRelayCommands(root *cobra.Command) {
 	for _, name := range []string{"run", "join", "leave", "status", "snapshot", "watch", "burst", "start", "stop", "doctor", "config"} {
 		root.AddCommand(onlyOnLinux(name, "type it on the board, as over ssh; through the board's relay, these work here: agentctl ls, describe, call and history --board"))
 	}
-}
-
-// addRelayCommands adds the commands that call a relay, and names those of the relay's machine.
-func addRelayCommands(root *cobra.Command) {
 	const onServer = "type it on the relay's machine"
 	for _, name := range []string{"relay", "keys", "plugin"} {
 		root.AddCommand(onlyOnLinux(name, onServer))

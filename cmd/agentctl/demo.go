@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/boardcmd"
 	"agentctl/cmd/internal/cli"
 	"agentctl/daemon"
 	"agentctl/demo"
@@ -48,7 +49,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 				ctx, cancel = context.WithTimeout(ctx, dur)
 				defer cancel()
 			}
-			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: build(), Doctor: newInsideDoctor()}
+			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: boardcmd.Build(), Doctor: boardcmd.InsideDoctor()}
 			err := demo.Run(ctx, o, func(ctx context.Context, d *demo.Demo) error {
 				if out.Format == "" {
 					return showDemo(ctx, cmd.OutOrStdout(), d)

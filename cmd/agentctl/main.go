@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"agentctl/cmd/internal/boardcmd"
 	"agentctl/cmd/internal/cli"
 	"agentctl/suggest"
 
@@ -63,8 +64,8 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(wrongFlag)
-	root.AddCommand(newHistory(), newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newLogin(), newContext())
-	addBoardCommands(root)
+	root.AddCommand(newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newLogin(), newContext())
+	root.AddCommand(boardcmd.Commands()...)
 	addRelayCommands(root)
 	addHelp(root)
 	if completing(os.Args) {

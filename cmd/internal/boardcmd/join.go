@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package boardcmd
 
 import (
 	"context"
@@ -127,7 +127,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
 	defer cancel()
-	j, err := t.Join(ctx, jo, build().Time)
+	j, err := t.Join(ctx, jo, Build().Time)
 	if err != nil {
 		return explainJoin(err)
 	}

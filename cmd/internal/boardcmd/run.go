@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package boardcmd
 
 import (
 	"cmp"
@@ -163,7 +163,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 		err = o.runMocks(ctx, log)
 	} else {
 		var d *daemon.Daemon
-		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: build(), Log: log, Level: level, Reload: hup, OwnsProcess: true, Doctor: newInsideDoctor()}); err == nil {
+		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: Build(), Log: log, Level: level, Reload: hup, OwnsProcess: true, Doctor: InsideDoctor()}); err == nil {
 			err = d.Run(ctx)
 		}
 	}
@@ -211,7 +211,7 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	return err
 }
 
-// build is this binary, as the linker described it.
-func build() daemon.Build {
+// Build is this binary, as the linker described it.
+func Build() daemon.Build {
 	return daemon.Build{Version: cli.Version, Stamp: cli.Stamp, Time: cli.BuildTime()}
 }

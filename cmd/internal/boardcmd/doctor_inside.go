@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package boardcmd
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"agentctl/handlers"
 )
 
-// newInsideDoctor returns the checks of package doctor for a daemon of this process, which cannot
+// InsideDoctor returns the checks of package doctor for a daemon of this process, which cannot
 // import them itself: they read its status.
-func newInsideDoctor() daemon.DoctorFunc {
+func InsideDoctor() daemon.DoctorFunc {
 	inside := new(doctor.Inside)
 	return func(ctx context.Context, e *daemon.Examination) *handlers.DoctorReport {
 		r, unfinished := inside.Examine(ctx, e.Build.Version, e.Build.Time, e.Config, e.Status, e.Readings)
