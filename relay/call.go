@@ -198,6 +198,7 @@ func toolErrorStatus(body []byte) int {
 var (
 	contentJSON = []string{"application/json"}
 	noStore     = []string{"no-store"}
+	noSniff     = []string{"nosniff"}
 )
 
 // metaHeader carries over plain HTTP what _meta carries in MCP, as a JSON object on one

@@ -136,7 +136,7 @@ func (d *device) Manifest() *kernel.Manifest { return d.manifest }
 // Call implements kernel.Plugin: it sends a command to the device, or joins one of its
 // streams. The kernel has checked the arguments, and for a command acquired the limit.
 func (d *device) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	t := d.tool(r.Target().Name)
+	t := d.tool(r.Target())
 	opt := hub.CallOptions{TraceID: r.TraceID, Traced: r.Traced}
 	if !t.Verb.Stream() {
 		result, err := d.node.Call(ctx, t, r.Arguments, opt)
@@ -169,11 +169,11 @@ func (d *device) subscribe(ctx context.Context, t *manifest.Tool, intervalMS int
 	return d.node.Subscribe(ctx, t, hub.IntervalArgs(intervalMS), intervalMS, acquire, opt)
 }
 
-// tool returns the tool of a name. The kernel routes only names from the manifest here, so an
-// unknown one is a bug. A device has a handful of tools, which a loop finds without a map.
-func (d *device) tool(name string) *manifest.Tool {
-	for i := range d.tools {
-		if d.tools[i].Canonical == name {
+// tool returns the tool that the kernel calls by target. The kernel routes only tools of the manifest
+// here, so an unknown one is a bug. A device has a handful of tools, which a loop finds without a map.
+func (d *device) tool(target *kernel.Tool) *manifest.Tool {
+	for i, t := range d.manifest.Tools {
+		if t == target {
 			return &d.tools[i]
 		}
 	}

@@ -49,7 +49,7 @@ func (r *Relay) routes() http.Handler {
 // checked on GET as well, which can open a stream or a device link.
 func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header()["X-Content-Type-Options"] = noSniff
 		if edge.ConnOf(req).IsLastRequest() {
 			w.Header().Set("Connection", "close")
 		}
@@ -74,8 +74,8 @@ func (r *Relay) checkRequests(mux *http.ServeMux) http.Handler {
 }
 
 // answersInPlace is edge.Server.Direct: it selects the calls.
-func answersInPlace(req *http.Request) bool {
-	return req.URL.Path == "/mcp" || req.URL.Path == "/mcp/tools/call"
+func answersInPlace(path string) bool {
+	return path == "/mcp" || path == "/mcp/tools/call"
 }
 
 // methodAllowed completes the mux for /mcp, which takes three methods under one pattern

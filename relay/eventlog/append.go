@@ -18,6 +18,7 @@ import (
 // the goroutine of Run until done is closed.
 type appendRequest struct {
 	events     []kernel.Event
+	offer      [1]kernel.Event // events of an offer
 	bytes      int
 	offered    bool
 	isSnapshot bool          // of retention: it may use the reserve (reserveSpace)
@@ -32,34 +33,40 @@ func (r *appendRequest) tenant() string { return r.events[0].Tenant }
 // queueShare is what waits for one tenant.
 type queueShare struct{ events, bytes int }
 
-// newAppendRequest checks events and copies them: a caller may reuse its slices.
+// newAppendRequest makes the request of a caller, who may reuse its slices.
 func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	r := &appendRequest{events: slices.Clone(events)}
+	for i := range r.events {
+		r.events[i].Payload = bytes.Clone(r.events[i].Payload)
+	}
+	return r, r.check()
+}
+
+// check checks the events, and makes their payloads compact.
+func (r *appendRequest) check() error {
 	for i := range r.events {
 		e := &r.events[i]
 		switch err := e.Check(); {
 		case err != nil:
-			return nil, err
+			return err
 		case !isText(e.Tenant) || !isText(e.Aggregate):
-			return nil, fmt.Errorf("eventlog: the tenant and aggregate_id of a %s event must be UTF-8 without NUL", e.Type)
+			return fmt.Errorf("eventlog: the tenant and aggregate_id of a %s event must be UTF-8 without NUL", e.Type)
 		case !utf8.Valid(e.Payload):
-			return nil, fmt.Errorf("eventlog: the payload of a %s event must be UTF-8", e.Type)
+			return fmt.Errorf("eventlog: the payload of a %s event must be UTF-8", e.Type)
 		}
 		switch { // event streams and ndjson need a payload on one line
 		case len(e.Payload) == 0:
 			e.Payload = json.RawMessage("{}")
-		case isOneLine(e.Payload): // most are compact
-			e.Payload = bytes.Clone(e.Payload)
-		default:
+		case !isOneLine(e.Payload): // most are compact
 			var b bytes.Buffer
 			if err := json.Compact(&b, e.Payload); err != nil {
-				return nil, err
+				return err
 			}
 			e.Payload = b.Bytes()
 		}
 		r.bytes += len(e.Payload) + eventOverhead
 	}
-	return r, nil
+	return nil
 }
 
 // isOneLine reports whether a payload has no white space. It searches one byte at a time, as that
@@ -113,12 +120,13 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 // 200 ms on a disk that keeps up. An event that is not stored, for whatever reason, counts in
 // Stats.Dropped. Offers may be made before Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
-	r, err := newAppendRequest([]kernel.Event{e})
+	r := &appendRequest{offer: [1]kernel.Event{e}, offered: true}
+	r.events = r.offer[:]
+	err := r.check()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stats.Offered++
 	if err == nil {
-		r.offered = true
 		err = s.enqueueLocked(r)
 	}
 	if err != nil {

@@ -45,7 +45,8 @@ type Log interface {
 	// Append appends events, all or none, in their order. It returns the seq of the last
 	// one after they are durable.
 	Append(ctx context.Context, events ...Event) (last uint64, err error)
-	// Offer queues an event without waiting; false when the queue is full.
+	// Offer queues an event without waiting; false when the queue is full. The log keeps the payload,
+	// which the caller does not change any more.
 	Offer(e Event) bool
 	// Replay calls fn with the events above seq after, ascending, and returns its error.
 	// fn must not append. With types it selects events that MatchesType: a log then need

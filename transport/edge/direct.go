@@ -78,17 +78,18 @@ func (c *directConn) serveDirect(b []byte) (n int, err error) {
 				continue
 			}
 		}
-		r, size := parseDirect(b[:n])
-		if r == nil && size > 0 { // a part of a request
+		var r http.Request // on the stack; serveOne makes the copy that the handler gets
+		ok, size := parseDirect(&r, b[:n])
+		if !ok && size > 0 { // a part of a request
 			if n, err = c.readRest(b, n, size); err != nil {
 				return n, err
 			}
-			r, size = parseDirect(b[:n])
+			ok, size = parseDirect(&r, b[:n])
 		}
-		if r == nil || !c.server.Direct(r) || !c.start() {
+		if !ok || !c.server.Direct(r.URL.Path) || !c.start() {
 			return n, nil
 		}
-		if !c.serveOne(r) {
+		if !c.serveOne(&r) {
 			return 0, io.EOF // net/http closes
 		}
 		n = copy(b, b[size:n])
@@ -162,7 +163,7 @@ func (c *directConn) readRest(b []byte, n, size int) (int, error) {
 			return 0, err
 		}
 		if n >= size { // not for each byte of a body
-			_, size = parseDirect(b[:n])
+			_, size = parseDirect(new(http.Request), b[:n])
 		}
 	}
 	return n, c.SetReadDeadline(time.Now().Add(headerTimeout)) // net/http may get a part of a head
@@ -172,7 +173,7 @@ func (c *directConn) readRest(b []byte, n, size int) (int, error) {
 func (c *directConn) serveOne(r *http.Request) (reuse bool) {
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
-	w := &directWriter{conn: c, header: make(http.Header, 8), declared: -1}
+	w := newDirectWriter(c)
 	r.RemoteAddr = c.remoteAddr
 	c.server.Handler.ServeHTTP(w, r.WithContext(ctx))
 	return w.finish()
@@ -289,66 +290,83 @@ func (d *directConns) drain(ctx context.Context) {
 	}
 }
 
-// parseDirect parses the request at the start of b: a POST of HTTP/1.1 with a Content-Length and
+// parseDirect parses the request at the start of b into r: a POST of HTTP/1.1 with a Content-Length and
 // nothing that needs net/http, in a strict form of which FuzzDirect checks that net/http reads it the
-// same. size is the length of the request; r is nil if it has not arrived whole. size is 0 for
+// same. size is the length of the request; ok is false if it has not arrived whole. size is 0 for
 // everything else.
-func parseDirect(b []byte) (r *http.Request, size int) {
+func parseDirect(r *http.Request, b []byte) (ok bool, size int) {
 	const method, version, end = "POST ", " HTTP/1.1", "\r\n\r\n"
 	if !strings.HasPrefix(string(b[:min(len(b), len(method))]), method[:min(len(b), len(method))]) {
-		return nil, 0
+		return false, 0
 	}
 	headLen := bytes.Index(b, []byte(end))
 	if headLen < 0 {
-		return nil, len(b) + 1
+		return false, len(b) + 1
 	}
 	head := string(b[:headLen])
 	line, rest, _ := strings.Cut(head, "\r\n")
 	path, ok := strings.CutSuffix(line[len(method):], version)
 	if !ok || path == "" || path[0] != '/' || !consistsOf(path, pathByte) {
-		return nil, 0
+		return false, 0
 	}
-	h := make(http.Header, 8)
+	h, values := make(http.Header, 8), make([]string, 0, 8) // of all fields, in one block
 	length, host := 0, ""
 	for more := rest != ""; more; {
 		line, rest, more = strings.Cut(rest, "\r\n")
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || name == "" || !consistsOf(name, tokenByte) || !consistsOf(value, valueByte) {
-			return nil, 0
+			return false, 0
 		}
 		value = strings.Trim(value, " \t")
 		switch name = http.CanonicalHeaderKey(name); name {
 		case "Host":
 			if host != "" || value == "" || !consistsOf(value, hostByte) {
-				return nil, 0
+				return false, 0
 			}
 			host = value
 			continue // as net/http
 		case "Content-Length":
 			if length, ok = parseLength(value); !ok || h[name] != nil {
-				return nil, 0
+				return false, 0
 			}
 		case "Connection":
 			if !strings.EqualFold(value, "keep-alive") {
-				return nil, 0
+				return false, 0
 			}
 		case "Transfer-Encoding", "Trailer", "Te", "Expect", "Upgrade", "Pragma":
-			return nil, 0
+			return false, 0
 		}
-		h[name] = append(h[name], value)
+		if values = append(values, value); h[name] == nil {
+			h[name] = values[len(values)-1 : len(values) : len(values)]
+		} else {
+			h[name] = append(h[name], value)
+		}
 	}
 	if host == "" || length == 0 {
-		return nil, 0
+		return false, 0
 	}
 	bodyAt := headLen + len(end)
 	if size = bodyAt + length; size > len(b) {
-		return nil, size
+		return false, size
 	}
-	return &http.Request{
+	*r = http.Request{
 		Method: http.MethodPost, URL: &url.URL{Path: path}, RequestURI: path, Proto: version[1:], ProtoMajor: 1, ProtoMinor: 1,
-		Header: h, Host: host, ContentLength: int64(length), Body: io.NopCloser(strings.NewReader(string(b[bodyAt:size]))),
-	}, size
+		Header: h, Host: host, ContentLength: int64(length), Body: newDirectBody(b[bodyAt:size]),
+	}
+	return true, size
 }
+
+// directBody is the body of a direct request.
+type directBody struct{ bytes.Reader }
+
+func newDirectBody(b []byte) *directBody {
+	d := new(directBody)
+	d.Reset(bytes.Clone(b))
+	return d
+}
+
+// Close implements io.Closer.
+func (*directBody) Close() error { return nil }
 
 // parseLength parses the length of a body that fits the buffer of a direct request.
 func parseLength(s string) (n int, ok bool) {

@@ -3,12 +3,12 @@ package edge
 import (
 	"bufio"
 	"errors"
-	"maps"
 	"net"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -19,9 +19,8 @@ type directWriter struct {
 	conn   *directConn
 	header http.Header
 
-	out       []byte // what goes out next: the head at first
-	body      []byte // that was not sent yet, up to maxBuffered
-	status    int    // 0: WriteHeader was not called
+	*writerBuffers
+	status    int // 0: WriteHeader was not called
 	headSent  bool
 	isChunked bool
 	sniff     bool  // the handler has left the Content-Type to the server
@@ -34,6 +33,17 @@ type directWriter struct {
 	err         error // final
 }
 
+// writerBuffers are what a directWriter gathers before it sends it.
+type writerBuffers struct {
+	out  []byte // what goes out next: the head at first
+	body []byte // that was not sent yet, up to maxBuffered
+}
+
+// directBuffers are for the next responses. Each buffer has at most maxKeptBuffer bytes.
+var directBuffers = sync.Pool{New: func() any { return &writerBuffers{out: make([]byte, 0, 512), body: make([]byte, 0, 512)} }}
+
+const maxKeptBuffer = 4 << 10
+
 // maxBuffered is how much of a body is held back for its length, in bytes.
 const maxBuffered = 32 << 10
 
@@ -41,6 +51,10 @@ var (
 	errDirectFinished = errors.New("edge: the handler has returned")
 	errDirectAnswered = errors.New("edge: cannot hijack: a response has begun")
 )
+
+func newDirectWriter(c *directConn) *directWriter {
+	return &directWriter{conn: c, header: make(http.Header, 8), writerBuffers: directBuffers.Get().(*writerBuffers), declared: -1}
+}
 
 // Header implements http.ResponseWriter.
 func (w *directWriter) Header() http.Header { return w.header }
@@ -51,10 +65,15 @@ func (w *directWriter) WriteHeader(status int) {
 		return
 	}
 	w.status = status
-	b := append(make([]byte, 0, 512), "HTTP/1.1 "...)
+	b := append(w.out[:0], "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = append(append(append(b, ' '), http.StatusText(status)...), "\r\n"...)
-	for _, name := range slices.Sorted(maps.Keys(w.header)) {
+	names := make([]string, 0, 16) // on the stack
+	for name := range w.header {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
 		if !consistsOf(name, tokenByte) {
 			continue
 		}
@@ -211,5 +230,9 @@ func (w *directWriter) finish() (reuse bool) {
 	isWhole := w.declared < 0 || w.declared == w.written || !w.mayHaveBody()
 	reuse = w.err == nil && isWhole && !w.isLast
 	w.err = errDirectFinished // what a goroutine of the handler writes now goes nowhere
+	if max(cap(w.out), cap(w.body)) <= maxKeptBuffer {
+		w.out, w.body = w.out[:0], w.body[:0]
+		directBuffers.Put(w.writerBuffers)
+	}
 	return reuse
 }

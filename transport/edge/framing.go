@@ -17,7 +17,7 @@ type Server struct {
 	*http.Server
 	// Direct reports whether a request may be served without net/http, see directConn. Its handler
 	// finds neither Request.TLS nor http.LocalAddrContextKey. Direct is set before Serve; nil: none may.
-	Direct func(r *http.Request) bool
+	Direct func(path string) bool
 
 	direct directConns
 }

@@ -155,7 +155,7 @@ func TestServerDelaysRefusals(t *testing.T) {
 					r.Header.Set("X-Forwarded-For", client)
 					var w http.ResponseWriter = httptest.NewRecorder()
 					if direct {
-						w = &directWriter{header: make(http.Header), declared: -1}
+						w = newDirectWriter(nil)
 					}
 					srv.Handler.ServeHTTP(w, r)
 				}
