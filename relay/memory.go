@@ -26,7 +26,8 @@ import (
 //
 // A collection takes about 2 ms of CPU for each MiB of the live heap. What is worth one is
 // therefore a part of the live heap, and the time between two is in proportion to it: a device
-// costs the same in a fleet of any size, and returning memory costs 0.4 % of a core at most.
+// costs the same in a fleet of any size, and returning memory costs 0.4 % of a core at most,
+// or twice as much if loads come and go.
 const (
 	adjustInterval = 250 * time.Millisecond
 
@@ -135,7 +136,11 @@ func (m *memoryTuner) adjust(now time.Time) {
 		m.loadedAt = now
 	}
 	m.setPercent(gcPercent(live, now.Sub(m.loadedAt) >= minCalm, linked, arrivals))
+	isFirst := m.isFirstTrim()
 	if m.mayTrim(now, allocated, live, objects-min(live, objects)+free) {
+		if isFirst { // a sync.Pool keeps the buffers of the load for two collections
+			runtime.GC()
+		}
 		debug.FreeOSMemory()
 	}
 }
@@ -149,6 +154,9 @@ func (m *memoryTuner) setPercent(p int) {
 	}
 }
 
+// isFirstTrim reports whether no memory was returned since the last load.
+func (m *memoryTuner) isFirstTrim() bool { return m.trimmedAt.Before(m.busyAt) }
+
 // mayTrim reports whether memory is to be returned now, and notes that it was. allocated is how
 // many bytes the relay allocated since the last time, live how many are live, and unused how many
 // can be returned as far as is known: what died since the last collection still counts as live. A load
@@ -158,8 +166,7 @@ func (m *memoryTuner) mayTrim(now time.Time, allocated, live, unused uint64) boo
 	if !m.calm.AllowN(now, int(min(allocated, math.MaxInt32))) {
 		m.busyAt = now
 	}
-	isFirst := m.trimmedAt.Before(m.busyAt)
-	if now.Sub(m.busyAt) < minCalm || !isFirst && unused < max(minTrimSize, live/trimPart) || now.Sub(m.trimmedAt) < trimInterval*time.Duration(live>>20) {
+	if now.Sub(m.busyAt) < minCalm || !m.isFirstTrim() && unused < max(minTrimSize, live/trimPart) || now.Sub(m.trimmedAt) < trimInterval*time.Duration(live>>20) {
 		return false
 	}
 	m.trimmedAt = now
