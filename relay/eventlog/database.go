@@ -103,6 +103,7 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if s.w, err = newWriter(ctx, s.conn); err != nil {
 		return recovered, err
 	}
+	s.w.maxChains = s.opts.maxChains
 	s.files = append(s.files, s.w)
 	return recovered, nil
 }

@@ -100,6 +100,9 @@ type Options struct {
 	// onCommit is called by the goroutine of Run after each batch, before its Append returns: in tests.
 	onCommit func([]kernel.Event)
 
+	// maxChains is the constant of that name; tests set a lower one.
+	maxChains int
+
 	// OnDrop is called with events that Offer accepted and that were not stored after all, from
 	// the goroutine of Run, or of Close for what was left. It must be quick, must not append, and
 	// must not keep the slice.
@@ -312,6 +315,7 @@ func (o *Options) setDefaults() {
 	o.MaxAge = cmp.Or(o.MaxAge, DefaultMaxAge)
 	o.MaxBytes = max(cmp.Or(o.MaxBytes, DefaultMaxBytes), minBytes)
 	o.MaxTenantBytes = cmp.Or(o.MaxTenantBytes, o.MaxBytes/2)
+	o.maxChains = cmp.Or(o.maxChains, maxChains)
 	if o.MaxQueued <= 0 {
 		o.MaxQueued = 16_384
 	}

@@ -74,7 +74,7 @@ func TestFloodOfCalls(t *testing.T) {
 		for i := range 40 {
 			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), stateEvent("flood", fmt.Sprint(i), 500))
 		}
-		const flood = 128 * 180
+		const flood = 128 * 140
 		appendAll(t, s, flood, func(i int) kernel.Event { return call("flood", i) })
 		time.Sleep(2 * time.Minute)
 		if a, b, c := kept(t, s, "small", ClassCalls), kept(t, s, "small", ClassState), kept(t, s, "flood", ClassState); a != 40 || b != 40 || c != 40 {
@@ -134,13 +134,14 @@ func TestQuotas(t *testing.T) {
 	for name, tt := range map[string]struct {
 		o        Options
 		tenants  []string
+		calls    int   // of the first tenant, of 64 bytes each
 		min, max int64 // bytes of calls of the first tenant
 	}{
-		"alone":    {Options{}, []string{"a"}, 6 << 17, 1 << 20},
-		"not":      {Options{}, []string{"a", "b"}, 1 << 19 / 8 * 5, 1 << 19},
-		"tenant":   {Options{MaxTenantBytes: 1 << 18}, []string{"a", "b"}, 1 << 18 / 8 * 5, 1 << 18},
-		"class":    {Options{Calls: Quota{MaxBytes: 1 << 18}}, []string{"a"}, 1 << 18 / 8 * 5, 1 << 18},
-		"otherage": {Options{State: Quota{MaxAge: time.Minute}}, []string{"a"}, 6 << 17, 1 << 20},
+		"alone":    {Options{}, []string{"a"}, 128 * 110, 6 << 17, 1 << 20},
+		"not":      {Options{}, []string{"a", "b"}, 128 * 80, 1 << 19 / 8 * 5, 1 << 19},
+		"tenant":   {Options{MaxTenantBytes: 1 << 18}, []string{"a", "b"}, 128 * 40, 1 << 18 / 8 * 5, 1 << 18},
+		"class":    {Options{Calls: Quota{MaxBytes: 1 << 18}}, []string{"a"}, 128 * 40, 1 << 18 / 8 * 5, 1 << 18},
+		"otherage": {Options{State: Quota{MaxAge: time.Minute}}, []string{"a"}, 128 * 110, 6 << 17, 1 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tt.o.MaxBytes = 3 << 19
@@ -151,10 +152,13 @@ func TestQuotas(t *testing.T) {
 				for _, tenant := range tt.tenants[1:] {
 					mustAppend(t, s, stateEvent(tenant, "x", 10))
 				}
-				appendAll(t, s, 128*110, func(i int) kernel.Event { return call(tt.tenants[0], i) })
+				appendAll(t, s, tt.calls, func(i int) kernel.Event { return call(tt.tenants[0], i) })
 				time.Sleep(3 * time.Minute)
 				if st := s.Stats(); st.CallBytes < tt.min || st.CallBytes > tt.max {
 					t.Errorf("%d bytes, want %d to %d", st.CallBytes, tt.min, tt.max)
+				}
+				if st := s.Stats(); (st.Removed > 0) != (int64(tt.calls)*64 > tt.max) {
+					t.Errorf("%d of %d calls were removed", st.Removed, tt.calls)
 				}
 				if st := s.Stats(); name == "not" && st.Events-st.Calls != 1 {
 					t.Errorf("stats %+v", st)
@@ -235,8 +239,9 @@ func TestPinned(t *testing.T) {
 
 // A log whose bound was made smaller shrinks to it.
 func TestSmallerBound(t *testing.T) {
+	const largeBound, smallBound = 4 << 20, 1 << 20
 	path := logPath(t)
-	for _, bound := range []int64{4 << 20, 3 << 19} {
+	for _, bound := range []int64{largeBound, smallBound} {
 		s, err := Open(Options{Path: path, MaxBytes: bound})
 		if err != nil {
 			t.Fatal(err)
@@ -244,8 +249,11 @@ func TestSmallerBound(t *testing.T) {
 		checkNow := make(chan struct{})
 		s.retainNow = checkNow
 		stop := run(t, s)
-		if bound == 4<<20 {
-			appendAll(t, s, 128*200, func(i int) kernel.Event { return call("a", i) })
+		if bound == largeBound {
+			appendAll(t, s, 128*140, func(i int) kernel.Event { return call("a", i) })
+			if n := fileBytes(path); n <= smallBound {
+				t.Fatalf("the log has only %d bytes", n)
+			}
 		}
 		for deadline := time.Now().Add(20 * time.Second); fileBytes(path) > bound && time.Now().Before(deadline); {
 			checkNow <- struct{}{}
@@ -265,8 +273,12 @@ func TestSmallerBound(t *testing.T) {
 // Thousands of tenants have a chain each, up to a bound; what a new tenant appends beyond it is refused and
 // fails no one else. Tenants without events make place.
 func TestManyTenants(t *testing.T) {
-	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
-		for i := 0; i < maxChains; i += MaxAppend {
+	o := Options{MaxAge: time.Hour, maxChains: 4 * MaxAppend}
+	if slow() {
+		o.maxChains = maxChains
+	}
+	withStore(t, o, func(s *Store) {
+		for i := 0; i < o.maxChains; i += MaxAppend {
 			var group []kernel.Event
 			for j := range MaxAppend {
 				group = append(group, kernel.Event{Tenant: fmt.Sprintf("tenant-%d", i+j), Type: "ticket.created"})

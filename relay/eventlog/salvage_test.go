@@ -181,7 +181,7 @@ func rowsOn(t testing.TB, path string) map[int]int {
 // The pages of a log are damaged one at a time. Every event whose own pages are sound is in the new log, and
 // no event is there that never was.
 func TestSalvageEachPage(t *testing.T) {
-	n := 150
+	n := 100
 	if slow() {
 		n = 403
 	}

@@ -38,6 +38,7 @@ type writer struct {
 	hash  hasher
 
 	chains    map[chainKey]*chain // nil: to be read again
+	maxChains int
 	byID      map[int64]*chain
 	changed   []*chain // to be written by updateChains
 	grown     [2]int64 // bytes of state and of calls of the newest insert
@@ -75,7 +76,7 @@ func createTables(ctx context.Context, conn *sql.Conn, id string, oldLast uint64
 
 // newWriter prepares the statements and reads the chains.
 func newWriter(ctx context.Context, conn *sql.Conn) (_ *writer, err error) {
-	w := &writer{conn: conn}
+	w := &writer{conn: conn, maxChains: maxChains}
 	defer func() {
 		if err != nil {
 			_ = w.Close()
@@ -283,7 +284,7 @@ func (w *writer) chain(ctx context.Context, tenant string, class Class) (*chain,
 	if c := w.chains[key]; c != nil {
 		return c, nil
 	}
-	if len(w.chains) >= maxChains {
+	if len(w.chains) >= w.maxChains {
 		if err := w.dropEmptyChains(ctx); err != nil {
 			return nil, err
 		}
