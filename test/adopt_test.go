@@ -91,6 +91,7 @@ func (c *mcpClient) read(uri string) string {
 // Clients of each era see all of a server that was written without the relay in mind: here with the
 // standard library of Python.
 func TestAdoptedOverMCP(t *testing.T) {
+	t.Parallel()
 	const python = "/usr/bin/python3"
 	if exec.Command(python, "-c", "import json").Run() != nil {
 		t.Skip("there is no python3 in /usr/bin")
@@ -163,6 +164,7 @@ func TestAdoptedOverMCP(t *testing.T) {
 
 // TestOfficialServers adopts servers that the authors of MCP publish, as people paste them.
 func TestOfficialServers(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("AGENTCTL_ADOPT") == "" {
 		t.Skip("installs programs of others; `make test-adopt` runs it (AGENTCTL_ADOPT=1)")
 	}

@@ -11,6 +11,7 @@ import (
 // TestArchitecturePage checks that the table of docs/architecture.md lists exactly the
 // packages of the product.
 func TestArchitecturePage(t *testing.T) {
+	t.Parallel()
 	b, err := os.ReadFile("../docs/architecture.md")
 	if err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ var clientPrograms = []struct {
 // TestClientPrograms connects real clients to a demo relay: by a bridge and by HTTP. They read
 // the files that 'agentctl mcp connect' wrote, and those that speak to their servers connect.
 func TestClientPrograms(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("AGENTCTL_CLIENTS") == "" {
 		t.Skip("installs the newest programs of others; `make test-clients` runs it (AGENTCTL_CLIENTS=1)")
 	}

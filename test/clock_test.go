@@ -154,6 +154,7 @@ func TestRelayWithWrongClock(t *testing.T) {
 // TestRelayClockBehindItsLog: a clock that is before the newest stored event cannot be right either,
 // after a restart as well.
 func TestRelayClockBehindItsLog(t *testing.T) {
+	t.Parallel()
 	var c shiftedClock
 	dir := t.TempDir()
 	inDir := func(o *relay.Options) { o.StateDir = dir }
@@ -189,6 +190,7 @@ func TestRelayClockBehindItsLog(t *testing.T) {
 // TestLiveJumpsOfTheRelaysClock: what is open stays open, whatever the relay's wall clock does: links,
 // streams and their tokens.
 func TestLiveJumpsOfTheRelaysClock(t *testing.T) {
+	t.Parallel()
 	var c shiftedClock
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})

@@ -92,6 +92,7 @@ func (b *loadPlugin) Watch(ctx context.Context, _ string, changed func()) error 
 
 // The control plane is there for kernel:admin and for nobody else.
 func TestControlScopes(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		admin := r.mcp(r.admin(), version, "")
 		agent := r.mcp(r.agent, version, "")
@@ -139,6 +140,7 @@ func TestControlScopes(t *testing.T) {
 // A stage that is switched for one scope leaves every other request alone, and its
 // subscribers are notified.
 func TestMiddlewareScopes(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		admin := r.admin()
 		one, two := r.device(mockOptions{}), r.device(mockOptions{})
@@ -198,6 +200,7 @@ func TestMiddlewareScopes(t *testing.T) {
 // Numbered calls over HTTP while the pipeline is swapped: each is answered,
 // and each was handled once.
 func TestSwapsLoseNothing(t *testing.T) {
+	t.Parallel()
 	const swaps, workers = 100, 8
 	calls := int64(2_500) // 10,000 take ten seconds with the race detector
 	if os.Getenv("AGENTCTL_SLOW") != "" {
@@ -335,6 +338,7 @@ func TestStalledSubscribers(t *testing.T) {
 
 // A built-in plugin that was unloaded can be loaded again, with all that it knew.
 func TestBuiltinReload(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withBuiltins)
 	token := r.admin()
 	r.control(token, "tickets.create", `{"title":"kept"}`)

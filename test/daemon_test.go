@@ -184,6 +184,7 @@ func TestRFC0005MessagesAreNotStored(t *testing.T) {
 
 // A board dials out: it listens on no TCP and no UDP port.
 func TestBoardHasNoListeners(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	p, _, _, socket := r.run("attic")
 	inodes := make(map[string]bool)
@@ -229,6 +230,7 @@ func TestBoardHasNoListeners(t *testing.T) {
 // The relay goes and comes back under the same address: so does the board, by itself, and
 // it is the node that it was.
 func TestBoardReconnects(t *testing.T) {
+	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -127,6 +127,7 @@ func TestToolsetSize(t *testing.T) {
 // A board that answers wrongly, or not at all, takes the tools from nobody, and an error names tools as
 // the caller's list spells them.
 func TestFleetWithBadBoard(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		d := r.device(mockOptions{script: func(m *mockDevice) func(id string, c link.Cmd) {
 			return func(id string, c link.Cmd) {
@@ -220,6 +221,7 @@ func TestFleet(t *testing.T) {
 // TestFleetOfOne describes and calls one board in each era, and is refused as the board's own tools
 // refuse.
 func TestFleetOfOne(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{name: "attic", cadence: true})
 		c := r.mcp(r.agent, version, fleetQuery)

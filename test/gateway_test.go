@@ -24,6 +24,7 @@ import (
 // TestRefusalEvent: subscribers with kernel:admin get an event for each refused call, without
 // its arguments; others may not subscribe.
 func TestRefusalEvent(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
 	listen := func(token string) *http.Response {
 		t.Helper()
@@ -61,6 +62,7 @@ func TestRefusalEvent(t *testing.T) {
 // TestStalledEventClients: fifty clients of the event gateway that never read hold up
 // neither an MCP client on stdio nor a client that reads.
 func TestStalledEventClients(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, func(o *relay.Options) {
 		o.SSE = &gateway.Options{Listen: "127.0.0.1:0", Ring: 10_000, OpenIngestRate: 1e6, IngestRate: 1e6}
 	})

@@ -150,6 +150,7 @@ var allowed = map[string]string{
 }
 
 func TestImportsAllowed(t *testing.T) {
+	t.Parallel()
 	for _, p := range listPackages(t, "") {
 		path := strings.TrimPrefix(p.ImportPath, "agentctl/")
 		if matchesAny([]string{"cmd/...", "test/...", "docs/..."}, path) {
@@ -173,6 +174,7 @@ type pkg struct {
 }
 
 func TestImportRules(t *testing.T) {
+	t.Parallel()
 	for _, tags := range []string{"", "agentctl_omit_relay"} {
 		pkgs := listPackages(t, tags)
 		if len(pkgs) < 10 {
@@ -199,6 +201,7 @@ func TestImportRules(t *testing.T) {
 
 // TestBoardBuild checks that the board build links nothing of the relay.
 func TestBoardBuild(t *testing.T) {
+	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "-tags", "agentctl_omit_relay", "agentctl/cmd/agentctl").Output()
 	if err != nil {
 		t.Fatal(err)
@@ -215,6 +218,7 @@ func TestBoardBuild(t *testing.T) {
 // TestImportsOfClients checks that what macOS and Windows get is without the daemon and the relay,
 // which need Linux. A file below cmd that imports them begins with //go:build linux.
 func TestImportsOfClients(t *testing.T) {
+	t.Parallel()
 	for _, system := range []string{"darwin", "windows"} {
 		cmd := exec.Command("go", "list", "-deps", "agentctl/cmd/agentctl")
 		cmd.Env = append(cmd.Environ(), "GOOS="+system, "CGO_ENABLED=0")

@@ -61,6 +61,7 @@ func (r *testRelay) authOnce(protocol string, edit func(nonce string, a *link.Au
 // TestStolenToken: a token that is bound to a key is worth nothing without the key, on another
 // install or on v2, which has no proof.
 func TestStolenToken(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	b, other := r.join(), r.join()
 	hand := r.mint(auth.MintRequest{Class: "device"}).Token
@@ -96,6 +97,7 @@ func TestStolenToken(t *testing.T) {
 
 // TestRequireProof: with Options.RequireProof only boards that have joined are linked.
 func TestRequireProof(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, func(o *relay.Options) { o.RequireProof = true })
 	b := r.join()
 	hand := r.mint(auth.MintRequest{Class: "device"}).Token
@@ -151,6 +153,7 @@ func (b *joinedBoard) refresh(t *testing.T, r *testRelay, gen int, session strin
 // TestRefreshOfLinkedBoard: the link that answers decides who may refresh, and a copy of the
 // board's files that tries is noticed.
 func TestRefreshOfLinkedBoard(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	b := r.join()
 	session := <-b.run(t, r)
@@ -172,6 +175,7 @@ func TestRefreshOfLinkedBoard(t *testing.T) {
 // TestMigratedBoard: a board joins with the token that it has, and keeps its node. Its tokens
 // of before work until it is linked with its key.
 func TestMigratedBoard(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	old := r.mint(auth.MintRequest{Class: "device"})
 	_, code, err := r.relay.Store().CreateInvite(t.Context(), auth.InviteRequest{})
@@ -199,6 +203,7 @@ func TestMigratedBoard(t *testing.T) {
 // TestRelayRestored: a relay that is restored from yesterday's backup knows an older
 // generation than the board has, and serves the board.
 func TestRelayRestored(t *testing.T) {
+	t.Parallel()
 	state := t.TempDir()
 	start := func(dir string) *testRelay { return newTestRelay(t, func(o *relay.Options) { o.StateDir = dir }) }
 	r := start(state)

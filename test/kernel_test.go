@@ -42,6 +42,7 @@ func loggedEvents(t testing.TB, dir string, types ...string) (list []kernel.Even
 // A call that was served leaves an event with caller and trace id, over whichever transport it
 // came; a refused call leaves none, and no text of a caller or device is stored.
 func TestEvents(t *testing.T) {
+	t.Parallel()
 	const canary = "CANARY-51e0"
 	r := newTestRelay(t, withBuiltins)
 	m := r.device(mockOptions{})
@@ -94,6 +95,7 @@ func TestEvents(t *testing.T) {
 // One trace id leads from the MCP request through the relay's log, the audit log and the
 // event to the board's log.
 func TestOneTrace(t *testing.T) {
+	t.Parallel()
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
 	r := newTestRelay(t)
 	board, node, _, _ := r.run("attic")
@@ -118,6 +120,7 @@ func TestOneTrace(t *testing.T) {
 // A link that reconnects soon changes nothing: the tools stay listed. One that
 // stays away leaves the list within a second, and its calls fail from the first moment.
 func TestShortReconnect(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		token := r.mint(auth.MintRequest{Class: "device"}).Token
 		m := r.device(mockOptions{token: token})
@@ -156,6 +159,7 @@ func TestShortReconnect(t *testing.T) {
 // An agent without activity is offline after the timeout; the directory shows it and notifies
 // its watchers.
 func TestPresence(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		const uri = "mcp://agents/directory.json"
 		m := r.device(mockOptions{name: "attic"})
@@ -327,6 +331,7 @@ func TestTicketsSurviveKill(t *testing.T) {
 
 // The board build has no MCP server; its error names the package that has one.
 func TestBoardNamesThePackage(t *testing.T) {
+	t.Parallel()
 	bin := binary(t, "agentctl-board", "agentctl_omit_relay")
 	for _, args := range [][]string{{"mcp"}, {"mcp", "--local"}, {"plugin", "ls"}, {"events", "replay"}} {
 		p := startProcess(t, nil, bin, args...)

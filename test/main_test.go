@@ -18,6 +18,11 @@ var update = flag.Bool("update", false, "rewrite the golden files in testdata")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
+	// These tests wait, for processes and disks, far more than they compute: the default, one for
+	// each CPU, would leave the CPUs idle.
+	if p := flag.Lookup("test.parallel"); p.Value.String() == p.DefValue {
+		_ = p.Value.Set("8")
+	}
 	syscall.Umask(0o077) // commands refuse token files that others may read, and scripts make many
 	code := m.Run()
 	if built.dir != "" {

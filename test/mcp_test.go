@@ -106,6 +106,7 @@ func withFailure(s map[string]any) map[string]any {
 }
 
 func TestMCPTools(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{name: "attic"})
 		r.device(mockOptions{tenant: "other"})
@@ -176,6 +177,7 @@ func mustMarshal(t testing.TB, v any) string {
 // RFC-0005 §6.1, §6.9: calls through MCP, their results in both forms, and failures as
 // results with the envelope.
 func TestMCPCall(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{})
 		foreign := r.device(mockOptions{tenant: "other"})
@@ -228,6 +230,7 @@ func TestMCPCall(t *testing.T) {
 // A stream over MCP: progress at once and for each frame, at most 20 frames or 20 s, the last frame
 // as the result, and the device gets the cancel.
 func TestMCPStream(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{cadence: true})
 		c := r.mcp(r.agent, version, "")
@@ -279,6 +282,7 @@ func TestMCPStream(t *testing.T) {
 // Devices that connect and disconnect change the list, and the client is notified within a
 // second or so; other tenants' devices cause no notification.
 func TestMCPListChanged(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		stay := r.device(mockOptions{})
 		c := r.mcp(r.agent, version, "")
@@ -326,6 +330,7 @@ func (r *testRelay) waitNotified(c chan struct{}) {
 // The newest metrics as a resource: listed, read, and followed with at most one update a
 // second.
 func TestMCPResource(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{})
 		r.device(mockOptions{tenant: "other"})
@@ -388,6 +393,7 @@ func TestMCPResource(t *testing.T) {
 
 // What a token may see and do over MCP; one that ends is out within 5 s.
 func TestMCPTokens(t *testing.T) {
+	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
 		m := r.device(mockOptions{cadence: true})
 		if tools := r.mcp(r.agentOf(auth.DefaultTenant, manifest.ScopeToolsList), version, "").list(); len(tools) != 0 {

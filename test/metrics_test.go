@@ -43,6 +43,7 @@ func metricsText(t testing.TB, r *testRelay) string {
 // The reference parser reads /metrics; every family has HELP and TYPE, no label names a
 // tenant, a node or a tool, the series are the same whatever happened, and they count.
 func TestMetrics(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withMetrics)
 	parse := func() map[string]float64 {
 		t.Helper()
@@ -171,6 +172,7 @@ func TestMetrics(t *testing.T) {
 
 // A refused token counts once.
 func TestMetricsCountOnce(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withMetrics)
 	for range 7 {
 		r.wantRefusal(r.callRaw(`{}`, "Authorization", ""), http.StatusUnauthorized, manifest.SafetyDenied)
@@ -182,6 +184,7 @@ func TestMetricsCountOnce(t *testing.T) {
 
 // /healthz and /readyz need no token; readiness ends before the relay does.
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ready\n"} {
 			if a := r.do(http.MethodGet, path, "", nil); a.status != http.StatusOK || a.body != want {
@@ -219,6 +222,7 @@ func TestHealth(t *testing.T) {
 
 // Calls that are in flight when the relay stops are answered, not dropped.
 func TestShutdownAnswers(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{script: func(*mockDevice) func(string, link.Cmd) { return func(string, link.Cmd) {} }})
 		var calls []<-chan *answer
@@ -242,6 +246,7 @@ func TestShutdownAnswers(t *testing.T) {
 
 // docs/operations.md has a row for each family; -update writes them.
 func TestMetricsDocs(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withMetrics, func(o *relay.Options) { o.SSE = &gateway.Options{Listen: "127.0.0.1:0"} })
 	p := expfmt.NewTextParser(model.LegacyValidation)
 	text := metricsText(t, r)

@@ -55,6 +55,7 @@ func (r *testRelay) listNodes() listVersion {
 
 // The ETag of the list of boards changes with all that the list shows, and with nothing else.
 func TestNodesETag(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		for range 4 {
 			r.device(mockOptions{})
@@ -115,6 +116,7 @@ func TestNodesETag(t *testing.T) {
 
 // A suspect board shows in the list, and its end.
 func TestNodesETagSuspect(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		for range 4 {
 			r.device(mockOptions{})
@@ -139,6 +141,7 @@ func TestNodesETagSuspect(t *testing.T) {
 
 // What a command calls a board, the list finds by one parameter.
 func TestNodesByReference(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{name: "attic"})
 		other := r.device(mockOptions{tenant: "other", name: "cellar"})

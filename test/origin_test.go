@@ -14,6 +14,7 @@ import (
 
 // RFC 6750, RFC 9728: a caller without a token gets the metadata's URL, and can read it.
 func TestResourceMetadata(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	for _, path := range []string{"/mcp", "/mcp/tools/call"} {
 		for token, wantError := range map[string]bool{"": false, "Bearer x.y.z": true} {
@@ -41,6 +42,7 @@ func TestResourceMetadata(t *testing.T) {
 // A page of another origin, or one that resolves its own name to this machine, gets
 // nothing, whatever the method.
 func TestForeignOrigins(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	paths := map[string][]string{
 		"/mcp": {http.MethodGet, http.MethodPost, http.MethodDelete}, "/mcp/tools/call": {http.MethodPost}, "/v1/nodes": {http.MethodGet},
@@ -67,6 +69,7 @@ func TestForeignOrigins(t *testing.T) {
 // A page of an allowed origin may call, and gets a matching preflight answer; a public name
 // that a proxy passes on is served.
 func TestAllowedOrigins(t *testing.T) {
+	t.Parallel()
 	const page = "https://console.example"
 	r := newTestRelay(t, func(o *relay.Options) {
 		o.AllowOrigin, o.Public = []string{"https://Console.example"}, "https://relay.example/"
@@ -97,6 +100,7 @@ func TestAllowedOrigins(t *testing.T) {
 // --anonymous: a caller without a token is a read-only one of the default tenant; a bad
 // token is still a bad token.
 func TestAnonymous(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		own, other := r.device(mockOptions{}), r.device(mockOptions{tenant: "other"})
 		if a := r.call(own.echoTool(), text("x"), "Authorization", ""); a.status != http.StatusOK {

@@ -207,6 +207,7 @@ const (
 
 // RFC-0005 §9, §13: the board announces the capability object of the document at connect.
 func TestRFC0005BoardAnnounces(t *testing.T) {
+	t.Parallel()
 	withBoard(t, func(t *testing.T, b *board) {
 		const echo = `{"cap_id":"echo","kind":"system.echo","schema_ref":"mcp://schemas/system.echo.invoke.input@1.0.0",` +
 			`"verbs":["invoke"],"safety_class":"read_only","constraints":{"rate_limit_rps":10,"max_concurrency":4,"deadline_ms_default":2000}}`
@@ -233,6 +234,7 @@ func TestRFC0005BoardAnnounces(t *testing.T) {
 
 // RFC-0005 §6.6, §6.7: what a board answers, and what it refuses without running anything.
 func TestRFC0005BoardAnswers(t *testing.T) {
+	t.Parallel()
 	withBoard(t, func(t *testing.T, b *board) {
 		for _, message := range []string{"ping", "", `\"<>&`, strings.Repeat("~", 1024)} {
 			args, _ := json.Marshal(map[string]string{"message": message})
@@ -275,6 +277,7 @@ func TestRFC0005BoardAnswers(t *testing.T) {
 
 // RFC-0005 §9 on the board: it does not have to trust its relay about the limits.
 func TestRFC0005BoardLimits(t *testing.T) {
+	t.Parallel()
 	withBoard(t, func(t *testing.T, b *board) {
 		refused := 0
 		for range 12 {
@@ -328,6 +331,7 @@ func (h *hangingHandler) counts() (runs, ended int) {
 
 // RFC-0005 §7: a handler has 2 s, less if the relay sends a shorter deadline, and a cancel ends it.
 func TestRFC0005BoardDeadline(t *testing.T) {
+	t.Parallel()
 	h := new(hangingHandler)
 	withBoard(t, func(t *testing.T, b *board) {
 		for _, tt := range []struct {
@@ -353,6 +357,7 @@ func TestRFC0005BoardDeadline(t *testing.T) {
 // RFC-0002 §7.3: a command that comes twice runs once; its answer is given again, byte for
 // byte, once there is one.
 func TestRFC0005BoardDedupes(t *testing.T) {
+	t.Parallel()
 	h := new(hangingHandler)
 	withBoard(t, func(t *testing.T, b *board) {
 		id := manifest.NewULID()
@@ -378,6 +383,7 @@ func TestRFC0005BoardDedupes(t *testing.T) {
 // RFC-0009 §4, §5.1 on the board: the first frame at once, then the cadence, numbered from
 // 1, until the relay cancels.
 func TestRFC0009BoardStream(t *testing.T) {
+	t.Parallel()
 	withBoard(t, func(t *testing.T, b *board) {
 		start := time.Now()
 		id := b.cmd(boardSubscribe, `{"interval_ms":2000}`)
@@ -411,6 +417,7 @@ func TestRFC0009BoardStream(t *testing.T) {
 
 // A relay that talks nonsense is left (4400) and dialled again.
 func TestRFC0005BadFramesFromRelay(t *testing.T) {
+	t.Parallel()
 	id := manifest.NewULID()
 	for name, frame := range map[string]string{
 		"no JSON": `hello`, "unknown type": `{"type":"reboot","msg_id":"` + id + `","payload":{}}`,

@@ -35,6 +35,7 @@ func (r *testRelay) refusedLinkCode(o mockOptions) int {
 
 // RFC-0005 §9, RFC-0009 §8: what a relay takes of an announce, and what it refuses.
 func TestRFC0005Announce(t *testing.T) {
+	t.Parallel()
 	object := func(v manifest.Capability, edit ...string) string {
 		b, _ := json.Marshal(v)
 		s := string(b)
@@ -157,6 +158,7 @@ func TestRFC0005Announce(t *testing.T) {
 
 // A second announce replaces the manifest in one step.
 func TestRFC0005AnnounceAgain(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		echo, _ := json.Marshal(manifest.Echo())
@@ -170,6 +172,7 @@ func TestRFC0005AnnounceAgain(t *testing.T) {
 
 // RFC-0002 §2.3 and the order of the handshake: a message that is late or out of order closes the link.
 func TestRFC0005Handshake(t *testing.T) {
+	t.Parallel()
 	ulid := manifest.NewULID
 	frame := func(typ, payload string) string {
 		return `{"type":"` + typ + `","msg_id":"` + ulid() + `","payload":` + payload + `}`
@@ -231,6 +234,7 @@ func TestRFC0005Handshake(t *testing.T) {
 
 // RFC-0005 §5: which tokens a device may link with, and with which install.
 func TestRFC0005DeviceTokens(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		node := manifest.NewNodeID()
 		theirs := r.mint(auth.MintRequest{Class: "device", Tenant: "other"}).NodeID
@@ -286,6 +290,7 @@ func TestRFC0005DeviceTokens(t *testing.T) {
 // RFC-0005 §8: an own node without a ready link is offline, also in the middle of a call,
 // also after the relay was restarted, and never "not there".
 func TestRFC0005Offline(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		never := r.mint(auth.MintRequest{Class: "device"}).NodeID
 		r.wantRefusal(r.call("sysecho."+never+".echo.invoke", text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
@@ -322,6 +327,7 @@ func TestRFC0005Offline(t *testing.T) {
 
 // While a device comes, its tools are offline or there, never refused for another reason.
 func TestRFC0005CallsDuringConnect(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	minted := r.mint(auth.MintRequest{Class: "device"})
 	tool := "sysecho." + minted.NodeID + ".echo.invoke"
@@ -360,6 +366,7 @@ func TestRFC0005CallsDuringConnect(t *testing.T) {
 // RFC-0005 §12: the relay never repeats a command by itself. Devices that drop the link in
 // the middle of everything count what they execute.
 func TestRFC0005AtMostOnce(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		minted := r.mint(auth.MintRequest{Class: "device"})
 		executed := make(map[string]int)
@@ -397,6 +404,7 @@ func TestRFC0005AtMostOnce(t *testing.T) {
 // The newest link of a node wins. Two installs of one node are a clone: its owner is
 // warned, and if both keep connecting, neither is served.
 func TestRFC0005Takeover(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		minted := r.mint(auth.MintRequest{Class: "device"})
 		instance := func(n int) string { return fmt.Sprintf("%032x", n) }

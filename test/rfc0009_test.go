@@ -20,6 +20,7 @@ var frameFields = []string{"ts_ms", "node_id", "cpu_pct", "mem_bytes", "mem_tota
 
 // RFC-0009 §1, §5.1, §11: the snapshot is one frame, passed on as the device wrote it.
 func TestRFC0009Snapshot(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		a := r.call(m.snapshotTool(), `{}`)
@@ -43,6 +44,7 @@ func TestRFC0009Snapshot(t *testing.T) {
 
 // RFC-0009 §3, §5, §10: the head, the bytes of the events, and what is not there.
 func TestRFC0009Wire(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	m := r.device(mockOptions{cadence: true})
 	s := r.stream(m.subscribeTool(), `{"interval_ms":1000}`, streamOptions{header: map[string]string{
@@ -72,6 +74,7 @@ func TestRFC0009Wire(t *testing.T) {
 
 // RFC-0009 §3: which Accept opens a stream, which a unary answer, and which nothing.
 func TestRFC0009Accept(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		accept          string
 		stream, unaryOK bool
@@ -125,6 +128,7 @@ func TestRFC0009Accept(t *testing.T) {
 
 // RFC-0009 §4: the schema of the arguments, and what the device gets.
 func TestRFC0009Interval(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		args string
 		want string // interval_ms in the cmd; "" is a refusal
@@ -159,6 +163,7 @@ func TestRFC0009Interval(t *testing.T) {
 
 // RFC-0009 §5.1: a frame that breaks the schema is never forwarded, and the stream lives on.
 func TestRFC0009BadFrames(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		s := m.subscribe(`{"interval_ms":1000}`)
@@ -212,6 +217,7 @@ func replaceField(object, field, value string) string {
 // A sample with a line break in it could forge an event, and one that is no object is no
 // metric: both end the link, and nothing of them is on the wire.
 func TestRFC0009NoSample(t *testing.T) {
+	t.Parallel()
 	broken := func(brk string) func(string) string {
 		return func(good string) string { return strings.Replace(good, ",", ","+brk+brk, 1) }
 	}
@@ -239,6 +245,7 @@ func TestRFC0009NoSample(t *testing.T) {
 // RFC-0009 §5.2: a ping every 25 s from the opening, whatever the cadence, and also when
 // the device says nothing.
 func TestRFC0009Ping(t *testing.T) {
+	t.Parallel()
 	for _, args := range []string{`{"interval_ms":1000}`, `{"interval_ms":60000}`, `{"interval_ms":7000}`} {
 		for _, silent := range []bool{false, true} {
 			t.Run(fmt.Sprint(args, silent), func(t *testing.T) {
@@ -268,6 +275,7 @@ func TestRFC0009Ping(t *testing.T) {
 
 // RFC-0009 §7, §9 fixture 3: however the device goes, the stream ends with 4503.
 func TestRFC0009DeviceGone(t *testing.T) {
+	t.Parallel()
 	for name, go1 := range map[string]func(m *mockDevice){
 		"reset": func(m *mockDevice) { m.kill() },
 		"close": func(m *mockDevice) { _ = m.ws.Close() },
@@ -292,6 +300,7 @@ func TestRFC0009DeviceGone(t *testing.T) {
 
 // RFC-0009 §7: a relay that stops ends its streams with 1000, and the device links after.
 func TestRFC0009Shutdown(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	m := r.device(mockOptions{cadence: true})
 	var streams []*stream
@@ -314,6 +323,7 @@ func TestRFC0009Shutdown(t *testing.T) {
 // A token that expires during a stream ends the stream with 1000; the next request says
 // which it was.
 func TestRFC0009TokenEnds(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		ctx := t.Context()
@@ -341,6 +351,7 @@ func TestRFC0009TokenEnds(t *testing.T) {
 
 // RFC-0009 §7, §10: a quota counts by default and closes with 4429 when it is enforced.
 func TestRFC0009Quota(t *testing.T) {
+	t.Parallel()
 	for _, enforce := range []bool{false, true} {
 		r := newTestRelay(t, withMetrics, func(o *relay.Options) { o.StreamQuota, o.EnforceQuota = 2, enforce })
 		m := r.device(mockOptions{})
@@ -361,6 +372,7 @@ func TestRFC0009Quota(t *testing.T) {
 // RFC-0009 §10: no quota by default. The device serves one stream, however many read it,
 // and is canceled when the last one leaves.
 func TestRFC0009OneDeviceStream(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		streams := make([]*stream, 50)
@@ -404,6 +416,7 @@ func TestRFC0009OneDeviceStream(t *testing.T) {
 
 // RFC-0009 §8: (read_only, call or subscribe) needs tools:call:read_only and nothing else does.
 func TestRFC0009Scopes(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{})
 		for _, scope := range manifest.Scopes {

@@ -53,6 +53,7 @@ func decoded(t testing.TB, body string) any {
 // The registry: an index, and every schema under its reference, in draft 2020-12, cacheable
 // for ever. RFC-0005 §3, §4 and RFC-0009 §4, §5.1 name four of them.
 func TestSchemas(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	var index struct {
 		Schemas []struct{ Ref, URL string }

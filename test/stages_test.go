@@ -90,6 +90,7 @@ func checkAnnounced(t *testing.T, c *mcpClient, res *mcp.CallToolResult, tool st
 // TestStagesKeepTheSchema: whatever redact and compress rewrite, a client of each era gets what its
 // tools/list announced, and no secret.
 func TestStagesKeepTheSchema(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
 			bubble(t, func(t *testing.T, r *testRelay) {
@@ -149,6 +150,7 @@ func TestStagesKeepTheSchema(t *testing.T) {
 // TestDeniedIsNotListed: what a rule denies to a caller is in none of its lists; others see it, and the
 // clients are notified when rules change.
 func TestDeniedIsNotListed(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
 			bubble(t, func(t *testing.T, r *testRelay) {
@@ -228,6 +230,7 @@ func wantSignal(t *testing.T, what string, c chan struct{}) {
 // TestCompressedAnswers: large JSON answers have gzip for clients that accept it, small ones, event
 // streams and answers about tokens have not.
 func TestCompressedAnswers(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withVault)
 	admin := r.admin()
 	for range 40 {

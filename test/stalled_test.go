@@ -23,6 +23,7 @@ func skipUnlessSlow(t *testing.T) {
 // RFC-0009 §6, §7: which of the two rules cuts a reader that reads nothing at all, and
 // when. A pipe in memory holds nothing, so its kernel acknowledges nothing.
 func TestRFC0009StalledReader(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		intervalMS  int
 		code        sse.Code
@@ -66,6 +67,7 @@ func TestRFC0009StalledReader(t *testing.T) {
 // RFC-0009 §6 on a real kernel, in two seconds: a board that samples fast replaces
 // the minutes. The reader that comes back finds every frame and the close event.
 func TestRFC0009Backpressure(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t, withMetrics)
 	m := r.device(mockOptions{})
 	prompt := m.subscribe(`{"interval_ms":1000}`)

@@ -20,6 +20,7 @@ import (
 // The relay over TLS: HTTP/1.1 only, TLS 1.2 at least, and a stream whose close event
 // comes before the end of TLS, both when the reader and when the relay ends it.
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	ca, cert, key, err := certificates("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
@@ -101,6 +102,7 @@ func TestTLS(t *testing.T) {
 
 // HTTP/2 with prior knowledge is not spoken, nor is an upgrade to it.
 func TestHTTP1Only(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	conn, err := net.Dial("tcp", r.addr)
 	if err != nil {

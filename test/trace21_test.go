@@ -193,6 +193,7 @@ func (b *blackhole) cut() {
 // whose token is bound to its key, a command with its expiry, and a session that is resumed on
 // a second link, with one command whose answer was lost and one that was lost itself.
 func TestTraceV21(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	proxy := newBlackhole(t, r.addr)
 	b := r.join()
@@ -240,6 +241,7 @@ func TestTraceV21(t *testing.T) {
 
 // A command that a link has held for longer than its caller waits: the device does not start it.
 func TestTraceExpired(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)))
 		links := make(chan link.Conn, 1)

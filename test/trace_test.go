@@ -208,6 +208,7 @@ func (r *testRelay) exchange(tool, args, accept string) (request, response strin
 // RFC-0005 §11, byte for byte but for ids and times: the request, the command, its answer
 // and the response, between the real relay and the real device.
 func TestTraceEcho(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	node, _, frames := r.recorded(link.Subprotocol)
 	compareGolden(t, "handshake", frames())
@@ -222,6 +223,7 @@ func TestTraceEcho(t *testing.T) {
 
 // An alert of a board, from its link into the event log.
 func TestTraceAlert(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	node, client, frames := r.recorded(link.Subprotocol)
 	frames()
@@ -253,6 +255,7 @@ func TestTraceAlert(t *testing.T) {
 
 // A metric stream from its opening to the reader's end, on both wires.
 func TestTraceStream(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	node, _, frames := r.recorded(link.Subprotocol)
 	frames()
@@ -302,6 +305,7 @@ func timedEvents(s *stream, start time.Time, until time.Duration) (parts []trace
 
 // RFC-0009 §9 fixture 1: 5000 ms, a prompt reader for 30 s, then it closes its side.
 func TestRFC0009Fixture1(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		start := time.Now()
@@ -317,6 +321,7 @@ func TestRFC0009Fixture1(t *testing.T) {
 
 // RFC-0009 §9 fixture 3: the device dies in the middle.
 func TestRFC0009Fixture3(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{cadence: true})
 		start := time.Now()
@@ -349,6 +354,7 @@ func (fixedHistory) Series(_ context.Context, q handlers.HistoryQuery, fn func(i
 // A query of a board's history on v2.1: what the board announces, the request, the command, its
 // answer and the response. On v2 the same board announces no history.
 func TestTraceHistory(t *testing.T) {
+	t.Parallel()
 	r := newTestRelay(t)
 	node, _, frames := r.recordedWith(fixedHistory{}, link.Subprotocol21)
 	var parts []traceEntry

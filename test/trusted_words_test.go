@@ -64,6 +64,7 @@ func hostileBoard(r *testRelay) *mockDevice {
 // in a resource's, in the instructions or in an error; where it is shown it is marked, and has no
 // invisible characters.
 func TestTrustedWords(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
 			bubble(t, func(t *testing.T, r *testRelay) { checkTrustedWords(t, r, version) }, func(o *relay.Options) { o.DisabledPlugins = nil })

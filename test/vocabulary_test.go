@@ -16,6 +16,7 @@ import (
 // The closed sets are those of the documents and docs/protocol.md states all of them: a new
 // word is an amendment of both.
 func TestVocabulary(t *testing.T) {
+	t.Parallel()
 	var kinds, verbs []string
 	for _, k := range manifest.Kinds {
 		kinds = append(kinds, k.Name+" "+k.Short+" "+string(k.Safety))
