@@ -9,8 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/cmd/internal/cli"
-	"agentctl/relay/auth"
-	"agentctl/relay/kernel"
+	"agentctl/cmd/internal/relaycmd"
 	"agentctl/relay/mcp/stdio"
 )
 
@@ -27,7 +26,7 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(onlyOnLinux("demo", "type it on a Linux machine; a container or a virtual machine will do"))
 	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
 	events.AddCommand(newEventsTail(), newEventsEmit(), onlyOnLinux("serve", onServer), onlyOnLinux("replay", onServer))
-	root.AddCommand(newToken(), newInvite(), newNode(), newMCP(), newVerify(), events)
+	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), newMCP(), newVerify(), events)
 }
 
 // onlyOnLinux is a command that this system does not have.
@@ -42,23 +41,6 @@ func onlyOnLinux(name, next string) *cobra.Command {
 			return cli.Errorf(cli.ExitUsage, "%q works on Linux only, not on %s; %s", cmd.CommandPath(), cli.SystemName(), next)
 		},
 	}
-}
-
-// errNoStateDir reports a command that would need the state directory of a relay.
-func errNoStateDir() error {
-	return cli.Errorf(cli.ExitUsage, "a relay and its state directory are on a Linux machine, not on %s; name the relay with --relay URL --token-file FILE, or type this on its machine", cli.SystemName())
-}
-
-func tokenStore(*cobra.Command, string, bool) (*auth.Store, error) { return nil, errNoStateDir() }
-
-func scopesOfPlugins(*auth.Store, string, ...[]string) (pluginScopes, error) {
-	return pluginScopes{}, errNoStateDir()
-}
-
-func localPluginScopes(string) []string { return nil }
-
-func localChange(*cobra.Command, string, kernel.Record, bool, func(*kernel.Record) error) error {
-	return errNoStateDir()
 }
 
 // serveLocal would serve the daemon of this machine.

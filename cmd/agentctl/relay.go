@@ -16,6 +16,8 @@ import (
 	"go.uber.org/zap"
 
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/plugincmd"
+	"agentctl/cmd/internal/relaycmd"
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/duration"
@@ -26,7 +28,7 @@ import (
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), newToken(), newInvite(), newNode(), newKeys(), newEvents(), newMCP(), newPlugin(), newVerify(), newDemo())
+	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), newEvents(), newMCP(), plugincmd.New(), newVerify(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise.
@@ -104,7 +106,7 @@ are folders in --plugin-dir.`,
 	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.IntVar(&s.o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
 	f.StringVar(&s.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
-	c.AddCommand(relayCommands()...)
+	c.AddCommand(relaycmd.StateCommands()...)
 	return c
 }
 
@@ -136,7 +138,7 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 		r, err = relay.Open(s.o)
 	}
 	if err != nil {
-		return relayOpenError(explainState(cmd, err))
+		return relayOpenError(relaycmd.ExplainState(cmd, err))
 	}
 	waitReloads, line := func() {}, readyLine(r)
 	r.OnReady(func() {

@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 	"agentctl/term"
 )
 
-func newRelayCheck() *cobra.Command {
+func newCheck() *cobra.Command {
 	var dir string
 	var out cli.Output
 	c := &cobra.Command{
@@ -33,7 +33,7 @@ what, where and the next command.`,
 			if errors.Is(err, fs.ErrNotExist) {
 				return fmt.Errorf("%w; name the relay's with --state-dir DIR", err)
 			} else if err != nil {
-				return explainState(cmd, err)
+				return ExplainState(cmd, err)
 			}
 			for i := range report.Problems {
 				report.Problems[i].Next = repairCommand(&report.Problems[i], cli.StateDirHint(cmd))

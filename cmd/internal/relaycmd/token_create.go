@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"fmt"
@@ -72,7 +70,7 @@ can often read too, which commands refuse to use.`,
 			}
 			if req.DryRun {
 				m := minted[0]
-				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, until(m.Expires), m.Scopes, limitedTo(m.Topics))
+				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, limitedTo(m.Topics))
 				return nil
 			}
 			m, hint := minted[0], f.where(cmd)
@@ -106,9 +104,9 @@ func printMinted(w io.Writer, minted []auth.Minted, hint string) {
 	m := minted[0]
 	if len(minted) == 1 {
 		fmt.Fprintf(w, "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
-			m.Class, m.Subject, m.Tenant, until(m.Expires), m.JTI, hint)
+			m.Class, m.Subject, m.Tenant, expiryText(m.Expires), m.JTI, hint)
 		return
 	}
 	fmt.Fprintf(w, "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
-		len(minted), m.Class, m.Tenant, until(m.Expires), hint, hint)
+		len(minted), m.Class, m.Tenant, expiryText(m.Expires), hint, hint)
 }

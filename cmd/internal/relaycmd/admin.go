@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -65,7 +63,7 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 		}
 		return remote(rc)
 	}
-	s, err := tokenStore(cmd, f.stateDir, true)
+	s, err := openStore(cmd, f.stateDir, true)
 	if err != nil {
 		return err
 	}

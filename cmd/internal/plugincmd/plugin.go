@@ -1,6 +1,11 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+// Package plugincmd has the commands for a relay's plugins: it makes a plugin of an MCP server, checks
+// a manifest, and loads, replaces and unloads plugins of a relay that runs.
+//
+// 'plugin adopt', 'validate' and 'serve' work on the files of this machine; all others call the
+// relay's control plane over HTTP.
+package plugincmd
 
 import (
 	"cmp"
@@ -15,7 +20,8 @@ import (
 	"agentctl/term"
 )
 
-func newPlugin() *cobra.Command {
+// New returns the command plugin with its subcommands.
+func New() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plugin",
 		Short: "Check, list, load, reload and unload the relay's plugins",

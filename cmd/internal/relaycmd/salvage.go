@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ import (
 	"agentctl/term"
 )
 
-func newRelaySalvage() *cobra.Command {
+func newSalvage() *cobra.Command {
 	var dir string
 	var replace bool
 	var out cli.Output
@@ -50,7 +50,7 @@ because a guess about who may do what is worse than none.`,
 			case errors.Is(err, auth.ErrInUse):
 				return fmt.Errorf("%w; stop the relay first", err)
 			case err != nil:
-				return explainState(cmd, err)
+				return ExplainState(cmd, err)
 			case replace:
 				recordLocal(cmd, dir, kernel.Record{Tool: "relay.salvage", Target: filepath.Base(args[0])})
 			}

@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ import (
 	"agentctl/term"
 )
 
-func newRelayBackup() *cobra.Command {
+func newBackup() *cobra.Command {
 	o := backup.Options{Version: cli.Version}
 	var out cli.Output
 	c := &cobra.Command{
@@ -44,7 +44,7 @@ certificates given with --tls-cert.`,
 				err = fmt.Errorf("%w; name the relay's with --state-dir", err)
 			}
 			if err != nil {
-				return explainState(cmd, err)
+				return ExplainState(cmd, err)
 			}
 			return out.Print(cmd, r, func() error {
 				fmt.Fprintln(cmd.OutOrStdout(), r.Path)
@@ -63,7 +63,7 @@ certificates given with --tls-cert.`,
 	return c
 }
 
-func newRelayRestore() *cobra.Command {
+func newRestore() *cobra.Command {
 	var o backup.RestoreOptions
 	var out cli.Output
 	var loss string
@@ -127,7 +127,7 @@ func explainRestore(cmd *cobra.Command, err error) error {
 	case errors.Is(err, backup.ErrSound):
 		return cli.Errorf(cli.ExitFailure, "%w; start the relay: agentctl relay%s", err, cli.StateDirHint(cmd))
 	}
-	return explainState(cmd, err)
+	return ExplainState(cmd, err)
 }
 
 func printRestored(cmd *cobra.Command, r *backup.Restored) error {

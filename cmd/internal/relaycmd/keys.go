@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -16,7 +16,9 @@ import (
 	"agentctl/term"
 )
 
-func newKeys() *cobra.Command {
+// NewKeys returns the command keys with its subcommands. They work on a state directory only: a relay
+// has no API for its signing keys.
+func NewKeys() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "keys",
 		Short: "List and rotate the keys with which a relay signs tokens",
@@ -39,7 +41,7 @@ expired; missing, the file was taken away and its tokens do not work; unrecorded
 a key of this relay and is not used.`,
 		Example: "  agentctl keys ls\n  agentctl keys ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := tokenStore(cmd, dir, true)
+			s, err := openStore(cmd, dir, true)
 			if err != nil {
 				return err
 			}
@@ -86,7 +88,7 @@ signed stops working: boards and agents that have joined get new ones by themsel
 that were made with 'agentctl token create' must be made again.`,
 		Example: "  agentctl keys rotate\n  agentctl keys rotate --drop-old --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := tokenStore(cmd, dir, true)
+			s, err := openStore(cmd, dir, true)
 			if err != nil {
 				return err
 			}

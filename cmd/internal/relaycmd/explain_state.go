@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -15,8 +15,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// explainState adds what to type next to a refused state directory.
-func explainState(cmd *cobra.Command, err error) error {
+// ExplainState adds what to type next to a refused state directory.
+func ExplainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
 	again := cli.StateDirHint(cmd)
 	if relay.CanStartDegraded(err) {

@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"fmt"

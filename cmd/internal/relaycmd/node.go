@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"context"
@@ -55,7 +53,8 @@ func (f *nodeFlags) did(done, planned string) string {
 	return done
 }
 
-func newNode() *cobra.Command {
+// NewNode returns the command node with its subcommands.
+func NewNode() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "node",
 		Short: "Name, tag and describe boards; revoke or remove them",

@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"cmp"
@@ -36,7 +34,7 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 	if f.isRemote(cmd) {
 		return f.mintRemote(cmd, req)
 	}
-	s, err := tokenStore(cmd, f.stateDir, req.DryRun)
+	s, err := openStore(cmd, f.stateDir, req.DryRun)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +82,7 @@ func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]aut
 // revoke revokes tokens. A relay revokes one at a time, by its jti.
 func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, error) {
 	if !f.isRemote(cmd) {
-		s, err := tokenStore(cmd, f.stateDir, true)
+		s, err := openStore(cmd, f.stateDir, true)
 		if err != nil {
 			return 0, err
 		}

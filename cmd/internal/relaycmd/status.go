@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"context"
@@ -19,10 +19,10 @@ import (
 	"agentctl/term"
 )
 
-// relayStatusTimeout bounds the question: the relay answers from memory.
-const relayStatusTimeout = 5 * time.Second
+// statusTimeout bounds the question: the relay answers from memory.
+const statusTimeout = 5 * time.Second
 
-func newRelayStatus() *cobra.Command {
+func newStatus() *cobra.Command {
 	var out cli.Output
 	var dir string
 	c := &cobra.Command{
@@ -35,7 +35,7 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 		Example: "  agentctl relay status\n  agentctl relay status -o json | jq '.stores[] | select(.ok | not)'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, cancel := context.WithTimeout(cmd.Context(), relayStatusTimeout)
+			ctx, cancel := context.WithTimeout(cmd.Context(), statusTimeout)
 			defer cancel()
 			s, err := relay.ReadStatus(ctx, dir)
 			switch {
@@ -46,11 +46,11 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 			case errors.Is(err, fs.ErrPermission):
 				return cli.Errorf(cli.ExitUnauthorized, "ask the relay: %w; run this as the owner of %s (sudo)", err, dir)
 			case errors.Is(err, context.DeadlineExceeded):
-				return cli.Errorf(cli.ExitTimeout, "no answer in %s: the disk of %s may hang; ask the relay over HTTP: GET /readyz", relayStatusTimeout, dir)
+				return cli.Errorf(cli.ExitTimeout, "no answer in %s: the disk of %s may hang; ask the relay over HTTP: GET /readyz", statusTimeout, dir)
 			case err != nil:
 				return cli.Errorf(cli.ExitFailure, "ask the relay: %w", err)
 			}
-			if err := out.Print(cmd, s, func() error { return printRelayStatus(cmd.OutOrStdout(), s) }); err != nil {
+			if err := out.Print(cmd, s, func() error { return printStatus(cmd.OutOrStdout(), s) }); err != nil {
 				return err
 			}
 			if !s.Healthy() {
@@ -64,7 +64,7 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 	return c
 }
 
-func printRelayStatus(w io.Writer, s *relay.Status) error {
+func printStatus(w io.Writer, s *relay.Status) error {
 	row := func(key, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s%s\n", key, term.SafeLine(fmt.Sprintf(format, args...)))
 	}

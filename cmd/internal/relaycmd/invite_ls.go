@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"fmt"
@@ -43,7 +41,7 @@ func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	}
 	t := term.NewTable(cmd.OutOrStdout(), "PREFIX", "CLASS", "TENANT", "USED", "STATE", "EXPIRES", "NAME", "TAGS")
 	for _, i := range list {
-		t.Row(i.Prefix, i.Class, i.Tenant, fmt.Sprintf("%d/%d", i.Used, i.Uses), i.State, until(time.UnixMilli(i.ExpiresAtMS)), i.Name, strings.Join(i.Tags, " "))
+		t.Row(i.Prefix, i.Class, i.Tenant, fmt.Sprintf("%d/%d", i.Used, i.Uses), i.State, expiryText(time.UnixMilli(i.ExpiresAtMS)), i.Name, strings.Join(i.Tags, " "))
 	}
 	return t.Flush()
 }

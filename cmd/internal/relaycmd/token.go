@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"cmp"
@@ -13,7 +11,8 @@ import (
 	"agentctl/term"
 )
 
-func newToken() *cobra.Command {
+// NewToken returns the command token with its subcommands.
+func NewToken() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
 		Short: "Create, list and revoke the relay's tokens",
@@ -32,7 +31,7 @@ func newTokenLs() *cobra.Command {
 		Short:   "List the tokens that were created, without the tokens themselves",
 		Example: "  agentctl token ls\n  agentctl token ls -o json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := tokenStore(cmd, dir, true)
+			s, err := openStore(cmd, dir, true)
 			if err != nil {
 				return err
 			}
@@ -62,8 +61,8 @@ func newTokenLs() *cobra.Command {
 	return c
 }
 
-// until is the end of a token's life, with the time of day when that matters.
-func until(t time.Time) string {
+// expiryText is the end of a token's life, with the time of day when that matters.
+func expiryText(t time.Time) string {
 	if time.Until(t) < 48*time.Hour {
 		return t.Local().Format("2006-01-02 15:04:05 MST")
 	}

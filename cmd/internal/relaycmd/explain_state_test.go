@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package relaycmd
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 // What refuses a state directory leads out of it: each message ends with what to type.
 func TestExplainState(t *testing.T) {
 	t.Parallel()
-	cmd := newRelayCheck()
+	cmd := newCheck()
 	if err := cmd.Flags().Set("state-dir", "x"); err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestExplainState(t *testing.T) {
 		{&auth.StateError{Dir: "x", Store: "events.db", Problem: auth.StoreMissing}, []string{"--accept-loss events.db --state-dir x", "--start-degraded --state-dir x"}},
 		{&fs.PathError{Op: "stat", Path: "x/events.db", Err: fs.ErrPermission}, []string{"with sudo"}},
 	} {
-		err := explainState(cmd, tt.err)
+		err := ExplainState(cmd, tt.err)
 		if !errors.Is(err, tt.err) {
 			t.Errorf("%v is lost: %v", tt.err, err)
 		}

@@ -1,6 +1,6 @@
-//go:build linux && !agentctl_omit_relay
+//go:build linux
 
-package main
+package plugincmd
 
 import (
 	"errors"

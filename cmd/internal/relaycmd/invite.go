@@ -1,6 +1,4 @@
-//go:build !agentctl_omit_relay
-
-package main
+package relaycmd
 
 import (
 	"context"
@@ -43,7 +41,8 @@ func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error 
 		func(s *auth.Store) error { return fn(&localInvites{s, f.stateDir, f.tenant, f.local(cmd)}) })
 }
 
-func newInvite() *cobra.Command {
+// NewInvite returns the command invite, which makes an invite, with its subcommands.
+func NewInvite() *cobra.Command {
 	var f inviteFlags
 	var req client.InviteRequest
 	var agent, relayURL string
@@ -164,7 +163,7 @@ func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) err
 		return err
 	})
 	fmt.Fprintf(cmd.ErrOrStderr(), "good for %s, until %s; take back with: agentctl invite revoke%s %s\n",
-		term.SafeLine(describeInvite(&inv.Invite)), until(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), term.SafeLine(inv.Prefix))
+		term.SafeLine(describeInvite(&inv.Invite)), expiryText(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), term.SafeLine(inv.Prefix))
 	switch u, _ := url.Parse(inv.URL); {
 	case isLoopbackURL(inv.URL):
 		fmt.Fprintln(cmd.ErrOrStderr(), "this address reaches the relay from its own machine only; for others start it with --listen :8460, or give its address with --url")

@@ -1,0 +1,76 @@
+package relaycmd
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/relay"
+	"agentctl/relay/audit"
+	"agentctl/relay/auth"
+	"agentctl/relay/kernel"
+)
+
+// openStore opens a relay's state; only token create sets one up.
+//
+// Several processes may have the store open at a time: a relay that runs sees a new token at
+// once, and a revocation within seconds.
+func openStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, error) {
+	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
+	if errors.Is(err, auth.ErrNoState) && !existing {
+		fmt.Fprintf(cmd.ErrOrStderr(), "a new relay's keys are made in %s; it is started with: agentctl relay%s\n", dir, cli.StateDirHint(cmd))
+		s, err = auth.Open(auth.Options{StateDir: dir})
+	}
+	if errors.Is(err, auth.ErrNoState) {
+		err = fmt.Errorf("%w; name the relay's with --state-dir", err)
+	}
+	return s, ExplainState(cmd, err)
+}
+
+// localChange makes a change in a state directory and records it in the audit log there, unless it
+// is a dry run. change may add to the record what it is about.
+func localChange(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
+	if dryRun {
+		return change(&r)
+	}
+	return audit.LocalChange(dir, r, change, func(err error) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: the change is made, but its outcome is not in the audit log: %v\n", err)
+	})
+}
+
+// recordLocal records a change of a whole state directory after it was made.
+func recordLocal(cmd *cobra.Command, dir string, r kernel.Record) {
+	if err := audit.RecordLocal(dir, r); err != nil {
+		fmt.Fprintf(cmd.ErrOrStderr(), "warning: the change is made, but it is not in the audit log: %v\n", err)
+	}
+}
+
+// scopesOfPlugins reads which scopes plugins declare, if a scope is named at all. The directory is
+// that of AGENTCTL_PLUGIN_DIR, as for the relay, or the one with which the relay last started.
+func scopesOfPlugins(s *auth.Store, stateDir string, named ...[]string) (p pluginScopes, err error) {
+	if len(slices.Concat(named...)) == 0 {
+		return p, nil
+	}
+	at, err := s.Endpoint()
+	if err != nil {
+		return p, err
+	}
+	at.PluginDir = cli.EnvOr("AGENTCTL_PLUGIN_DIR", at.PluginDir)
+	p.dir = relay.PluginDir(stateDir, at)
+	p.scopes, p.problems = relay.PluginScopes(p.dir)
+	return p, nil
+}
+
+// localPluginScopes is scopesOfPlugins for completion, which has none where there is no state.
+func localPluginScopes(stateDir string) []string {
+	s, err := auth.Open(auth.Options{StateDir: stateDir, Existing: true})
+	if err != nil {
+		return nil
+	}
+	defer func() { _ = s.Close() }()
+	p, _ := scopesOfPlugins(s, stateDir, []string{"any"})
+	return p.scopes
+}
