@@ -44,7 +44,10 @@ func (f *configFlags) source() (config.Source, error) {
 	return s, nil
 }
 
-// session asks the daemon when one runs and no files were named, else it reads the files.
+// session connects to the daemon if one runs and no files were named; else the session reads files.
+//
+// A daemon knows more than the files do: flags, its environment, and settings that wait for a
+// restart. No daemon is no error, because settings are also made before the first start.
 func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
 	source, err := f.source()
 	s := &configctl.Session{Source: source}
@@ -62,6 +65,7 @@ func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
 	return s, err
 }
 
+// closeSession closes the connection of a session, if it has one.
 func closeSession(s *configctl.Session) {
 	if s.Daemon != nil {
 		_ = s.Daemon.Close()
@@ -95,6 +99,7 @@ those of the files. docs/config.md lists all keys.`,
 	return c
 }
 
+// needKey finds a key of the configuration; the error of an unknown one names the nearest.
 func needKey(name string) (*config.Key, error) {
 	k, err := config.NeedKey(name)
 	if err != nil {
@@ -103,6 +108,7 @@ func needKey(name string) (*config.Key, error) {
 	return k, nil
 }
 
+// completeKeys completes KEY.
 func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -126,6 +132,8 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 	return cli.WithPrefix(words, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
+// newConfigValidate makes the command that checks files. It asks no daemon: files are checked before a
+// daemon reads them, in a build of an image for example.
 func newConfigValidate() *cobra.Command {
 	var f configFlags
 	c := &cobra.Command{

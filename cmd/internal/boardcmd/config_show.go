@@ -43,6 +43,8 @@ func newConfigShow() *cobra.Command {
 	return c
 }
 
+// printConfig prints all keys with their values, sorted, then the files that they
+// come from and what is wrong with them; of says which daemon or files were asked.
 func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, name := range config.KeyNames() {

@@ -18,7 +18,7 @@ import (
 // TestConfigFlagsPage checks that docs/config.md names for each key the flag of agentctl
 // run that sets it, and no other flag.
 func TestConfigFlagsPage(t *testing.T) {
-	page, err := os.ReadFile("../../docs/config.md")
+	page, err := os.ReadFile("../../../docs/config.md")
 	if err != nil {
 		t.Fatal(err)
 	}

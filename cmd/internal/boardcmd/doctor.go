@@ -94,6 +94,7 @@ func printReport(w io.Writer, r *doctor.Report) error {
 	return err
 }
 
+// counted is a number with its noun, which gets its plural: "1 check", "2 checks".
 func counted(n int, noun string) string {
 	if n != 1 {
 		noun += "s"

@@ -42,6 +42,8 @@ const (
 	readyTimeout = 30 * time.Second // of the daemon, which notices the join within 3 s
 )
 
+// newJoin makes the command join. The flags of leave are a part of those of join, and both share
+// joinOptions.
 func newJoin() *cobra.Command {
 	var o joinOptions
 	c := &cobra.Command{
@@ -71,6 +73,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	return c
 }
 
+// targetFlags adds the flags that name a board on this machine: by its daemon or by its files.
 func (o *joinOptions) targetFlags(c *cobra.Command) {
 	o.socket.AddFlags(c)
 	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
@@ -78,6 +81,9 @@ func (o *joinOptions) targetFlags(c *cobra.Command) {
 }
 
 // target finds the board. Without flags it is the user's own daemon, else the service.
+//
+// A person who types sudo out of habit would join the service, which does not run, in place of the
+// daemon that they have started themselves: that is refused, unless a flag names the board.
 func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 	source := config.ClientSource(o.config)
 	if _, err := os.Lstat(config.DefaultSocket()); err == nil {
@@ -94,6 +100,9 @@ func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 	return t, nil
 }
 
+// join checks everything that can be wrong on this machine before the exchange with the relay, because
+// that may use up the code. After the exchange the board has joined whatever else fails, and the
+// answer is printed in each case: a script needs the node id also if the board is not online.
 func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	jo := enroll.JoinOptions{Relay: args[0], CASHA256: o.caSHA256, Name: o.name, Version: cli.Version}
 	if _, err := enroll.BaseURL(jo.Relay); err != nil {
@@ -156,7 +165,8 @@ type joinOutput struct {
 	Online   bool   `json:"online"`
 }
 
-// wait waits until the board is online, unless there is no daemon or nobody wants to.
+// wait waits until the board is online, unless there is no daemon or --no-wait is given. The error says
+// what keeps the board offline, as the daemon reports it in its status.
 func (o *joinOptions) wait(cmd *cobra.Command, t *joinctl.Target, j *joinctl.Joined) (online bool, problem error) {
 	if t.Daemon == nil || o.noWait {
 		return false, nil
@@ -181,6 +191,7 @@ func (o *joinOptions) wait(cmd *cobra.Command, t *joinctl.Target, j *joinctl.Joi
 	return false, fmt.Errorf("the board has joined, but is not online: %s; %s", why, next)
 }
 
+// printJoined prints what the board is at its relay, and what is left to do until it is online.
 func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool) error {
 	row := func(k, v string) { fmt.Fprintf(w, "%-8s%s\n", k, term.SafeText(v)) }
 	if j.Name != "" {

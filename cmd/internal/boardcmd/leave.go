@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// newLeave makes the command leave, which needs no relay: a board must be able to leave one that is gone.
 func newLeave() *cobra.Command {
 	var o joinOptions
 	c := &cobra.Command{
@@ -26,6 +27,7 @@ without a restart. The history stays. The relay keeps the node until its operato
 	return c
 }
 
+// leave removes the credentials. A board that has none is no error, so that a script may repeat it.
 func (o *joinOptions) leave(cmd *cobra.Command) error {
 	t, err := o.target(cmd)
 	if err != nil {

@@ -42,7 +42,9 @@ func (c *changer) flags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would change, and change nothing")
 }
 
-// run connects, asks how sampling is, and prints what do made of it.
+// run reads the present sampling, calls do, and prints the change. With --dry-run do fills in the change
+// without making it. Another client may change the same between both requests: Before is for the
+// person who wants to undo, not a lock.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
 	return c.socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
 		var s struct {
@@ -66,6 +68,7 @@ func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Clie
 	})
 }
 
+// samplingText describes the modules and the interval for people.
 func samplingText(s control.Sampling) string {
 	if !s.Running {
 		return "stopped"

@@ -40,6 +40,8 @@ func newStatus() *cobra.Command {
 	return c
 }
 
+// printStatus prints one row per subject, with an error and its next step below the row that they belong to. Rows that are
+// longer than the terminal is wide are wrapped below their own column.
 func printStatus(w io.Writer, s *daemon.Status) error {
 	const indent = 10
 	width, _, terminal := term.Size(w)
@@ -108,8 +110,9 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	return nil
 }
 
-// alertAge says when an alert was raised, by the clock that its time is of; nothing if the time was
-// not known then.
+// alertAge is the age of an alert, in parentheses. Both times are by the daemon's clock, which may be
+// off by hours on a board without a battery: the difference is right also then. It is empty if the
+// time was not known when the alert was raised.
 func alertAge(ts, nowMS int64) string {
 	if ts == 0 || nowMS == 0 {
 		return ""
@@ -172,6 +175,8 @@ func clockText(s *daemon.Status) string {
 	return fmt.Sprintf("%s, %d ms off the relay's", s.Clock.State, s.Clock.OffsetMS)
 }
 
+// printStorage prints the state of the history. While it cannot be written, samples are kept in memory
+// only, and the row below says how to repair that.
 func printStorage(row func(k, format string, args ...any), status *daemon.Status) {
 	s := &status.Storage
 	switch s.State {

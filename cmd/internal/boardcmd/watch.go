@@ -89,7 +89,7 @@ func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.
 		switch m.Event {
 		case monitor.EventConnection:
 			var c monitor.Connection
-			_ = json.Unmarshal(m.Params, &c) // the watcher's own
+			_ = json.Unmarshal(m.Params, &c) // the watcher has encoded it
 			wasLost := isLost
 			if isLost = c.State == "lost"; isLost {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: the daemon closed the connection; waiting for it to come back")

@@ -5,7 +5,8 @@ import (
 	"strings"
 )
 
-// CallError is the error of a call, with the tool, which decides what to do about it.
+// CallError is the error of a call to a tool. Explain chooses the next step by the tool: a board's may be
+// offline, a plugin's may not be loaded.
 type CallError struct {
 	Tool      string
 	Arguments json.RawMessage
@@ -17,7 +18,7 @@ func (e *CallError) Error() string { return e.Err.Error() }
 
 func (e *CallError) Unwrap() error { return e.Err }
 
-// plugin is the name of the plugin that has the tool of a call by its name; "" for one of a board.
+// plugin returns the name of the plugin that provides the tool; "" for a tool of a board.
 func (e *CallError) plugin() string {
 	if !isPluginTool(e.Tool) {
 		return ""
@@ -26,7 +27,8 @@ func (e *CallError) plugin() string {
 	return name
 }
 
-// board is a board that the arguments of a fleet tool name, for a command to type.
+// board returns the first board that the arguments of a fleet tool name, to be put into a command. A text
+// that a shell could take for more than a name becomes NODE.
 func (e *CallError) board() string {
 	var args struct {
 		Board  string   `json:"board"`

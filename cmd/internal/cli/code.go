@@ -15,8 +15,8 @@ import (
 // maxCode bounds what is read for a code, bytes.
 const maxCode = 1024
 
-// ReadCode reads the code of join and login: the argument, standard input or a file. invite is
-// the command that prints one.
+// ReadCode reads the code of join and login: from the argument, from standard input for "-", or from
+// file unless that is empty. invite is the command that prints a code, for an error without one.
 func ReadCode(cmd *cobra.Command, args []string, file, invite string) (string, error) {
 	var in io.Reader
 	switch {

@@ -11,7 +11,10 @@ import (
 	"agentctl/client"
 )
 
-// WithPrefix keeps the words that begin with prefix.
+// CompletionTimeout bounds what completion asks a relay: nobody waits for a Tab.
+const CompletionTimeout = time.Second
+
+// WithPrefix returns the words that begin with prefix. It changes the slice, which must be the caller's.
 func WithPrefix(words []string, prefix string) []string {
 	return slices.DeleteFunc(words, func(w string) bool { return !strings.HasPrefix(w, prefix) })
 }
@@ -36,7 +39,8 @@ func completionNodes(cmd *cobra.Command, name string) []client.Node {
 	return nodes
 }
 
-// CompletionClient is a client of the relay of the command's flags and environment.
+// CompletionClient makes a client of the relay of the command's flags and environment. During completion
+// RunE does not run, so it reads the values from the flags that cobra has parsed so far.
 func CompletionClient(cmd *cobra.Command) (*client.Client, error) {
 	flag := func(name string) string {
 		if f := cmd.Flags().Lookup(name); f != nil {
@@ -100,9 +104,6 @@ func CompleteTools(cmd *cobra.Command, args []string, word string) ([]string, co
 	}
 	return WithPrefix(out, word), cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
-
-// CompletionTimeout bounds what completion asks a relay: nobody waits for a Tab.
-const CompletionTimeout = time.Second
 
 // CompleteContexts completes the name of a context of 'agentctl login'.
 func CompleteContexts(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {

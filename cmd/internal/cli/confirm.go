@@ -11,7 +11,8 @@ import (
 	"agentctl/term"
 )
 
-// Confirm asks on a terminal. Elsewhere it refuses, and names the flag.
+// Confirm asks a question on a terminal, and returns nil for yes. A program cannot answer: without a
+// terminal it refuses, and names the flag --yes of the command.
 func Confirm(cmd *cobra.Command, question string) error {
 	if !term.IsTerminal(os.Stdin) {
 		return Errorf(ExitFailure, "%s\nThere is nobody to ask here; to say yes, add --yes", question)

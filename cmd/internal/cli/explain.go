@@ -17,9 +17,11 @@ import (
 	"agentctl/monitor"
 )
 
-// Explain gives an error of a command its exit code, and adds the next step to its text.
-// The packages below know no flags and no commands: what a person can do about their
-// errors is said here. An *ExitError is passed on as it is; nil stays nil.
+// Explain gives an error of a command its exit code, and adds the next step to its text. An *ExitError
+// is returned as it is; nil stays nil.
+//
+// The packages below cmd know no flags and no commands, so they return typed errors, and the
+// functions explain* of this package say for each type what a person can type next.
 func Explain(cmd *cobra.Command, err error) *ExitError {
 	if err == nil {
 		return nil
@@ -78,14 +80,14 @@ func Explain(cmd *cobra.Command, err error) *ExitError {
 	return &ExitError{code, fmt.Errorf("%w%s", err, next)}
 }
 
-// callsRelay reports whether a command was run for a relay; history is only with --board.
+// callsRelay reports whether a command calls a relay: it has --relay. history has it too, and calls a
+// relay only with --board.
 func callsRelay(cmd *cobra.Command) bool {
 	board := cmd.Flags().Lookup("board")
 	return cmd.Flags().Lookup("relay") != nil && (board == nil || board.Changed)
 }
 
-// group is the name of the command that root has and cmd belongs to: tickets of
-// "agentctl tickets ls".
+// group is the first word after agentctl of a command: "tickets" of "agentctl tickets ls".
 func group(cmd *cobra.Command) string {
 	for cmd.HasParent() && cmd.Parent().HasParent() {
 		cmd = cmd.Parent()
@@ -93,7 +95,9 @@ func group(cmd *cobra.Command) string {
 	return cmd.Name()
 }
 
-// explainAnswer is what to do about an error answer of the relay or the event gateway.
+// explainAnswer returns the exit code and the next step for an error that the relay or the event
+// gateway has answered.
+//
 // The group of the command decides first, because the same code means different things: an
 // unknown tool is a wrong name for call, and a relay without the plugin for tickets.
 func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
@@ -122,7 +126,8 @@ func explainAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) 
 	return code, next
 }
 
-// lackingScope is the flag that gives the scope which a refusal names, "" if it names none.
+// lackingScope returns the flag of 'agentctl token create' for the scope that a refusal names, with a
+// space before it, or "". The message comes from a server: only known scopes get into a command.
 func lackingScope(message string) string {
 	_, after, _ := strings.Cut(message, "lacks the scope ")
 	scope, _, _ := strings.Cut(after, " ")
@@ -138,8 +143,8 @@ func isAdministration(cmd *cobra.Command) bool {
 	return g == "node" || g == "invite" || g == "token"
 }
 
-// The relay has one code for every refusal (safety_denied), so that its message shows whether
-// the token or the node is refused.
+// explainRelayAnswer explains errors of the relay's API. The relay has one code for every refusal
+// (safety_denied); only the message shows whether the token or the node is refused.
 func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
 	switch {
@@ -205,8 +210,8 @@ func explainTicketAnswer(e *client.Error) (code int, next string) {
 	return ExitFailure, ""
 }
 
-// The gateway's own token and a token of the relay are both accepted; the scope to ask for
-// depends on the direction of the command.
+// explainGatewayAnswer explains errors of the event gateway. It accepts its own token and tokens of the
+// relay; which scope those need depends on the direction of the command.
 func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next string) {
 	scope := "subscribe"
 	if cmd.Name() == "emit" {

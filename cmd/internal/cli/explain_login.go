@@ -28,8 +28,9 @@ func ExplainContext(err error) error {
 	return err
 }
 
-// ExplainEnroll is what to do after an exchange with a relay failed, for an agent. enroll.Hint
-// says it for boards, with the same words for failures of the network.
+// ExplainEnroll explains that an agent's exchange with a relay failed: a login, or the refresh of a
+// token. name is the context. For boards see enroll.Hint, whose words for failures of the network
+// are used here too.
 func ExplainEnroll(err error, e *enroll.Error, name string) error {
 	const newInvite = "get a new line to paste on the relay's machine: agentctl invite --agent NAME"
 	again := newInvite + ", then: agentctl login URL CODE --context " + name
@@ -61,7 +62,8 @@ func ExplainEnroll(err error, e *enroll.Error, name string) error {
 	return Errorf(code, "%w\n%s", err, next)
 }
 
-// ExplainContextFile is what to do about a file of a context.
+// ExplainContextFile explains that the file of a context cannot be used; again is the next step if
+// nothing else helps.
 func ExplainContextFile(e *login.FileError, again string) error {
 	next := again
 	switch {

@@ -8,13 +8,15 @@ import (
 	"agentctl/manifest"
 )
 
-// isPluginTool reports whether a tool is one of a plugin that is no board, by its name.
+// isPluginTool reports whether a tool belongs to a plugin and not to a board. The name shows it:
+// "plugin.verb" against the longer form of a board's tool (manifest.ParseToolName).
 func isPluginTool(tool string) bool {
 	_, ofBoard := manifest.ParseToolName(tool)
 	return !ofBoard && strings.Contains(tool, ".")
 }
 
-// explainPluginAnswer is what to do about an error answer to a call of a plugin's tool.
+// explainPluginAnswer returns the exit code and the next step for an error of a plugin's tool. Its
+// plugin may be the cause, so most next steps show how the plugin does.
 func explainPluginAnswer(call *CallError, e *client.Error) (code int, next string) {
 	plugin := call.plugin()
 	state := fmt.Sprintf("; see plugin %s with: agentctl plugin ls", plugin)

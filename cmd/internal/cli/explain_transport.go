@@ -9,7 +9,8 @@ import (
 	"agentctl/client"
 )
 
-// explainTransport says what to do when the relay or the gateway gave no answer.
+// explainTransport explains that the relay or the gateway gave no answer: nothing listens there, TLS
+// fails, or the time is over.
 func explainTransport(cmd *cobra.Command, e *client.TransportError) *ExitError {
 	server, start, flag := "relay", "agentctl relay", "--relay"
 	if group(cmd) == "events" {
@@ -40,7 +41,7 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *ExitError {
 	return explained(ExitFailure, "call the %s at %s: %w%s", server, e.URL, e.Err, next)
 }
 
-// explainClose is what to do after the relay closed a metric stream.
+// explainClose returns the exit code and the next step after the relay closed a metric stream.
 func explainClose(e *client.StreamClosedError) (code int, next string) {
 	switch {
 	case errors.Is(e, client.ErrDeviceOffline):
@@ -53,7 +54,8 @@ func explainClose(e *client.StreamClosedError) (code int, next string) {
 	return ExitFailure, ""
 }
 
-// explainRef is where to look up what a reference does not name.
+// explainRef returns the exit code, and the command that lists what a reference could have named. A
+// reference with a wrong form is a usage error; one that names nothing is not.
 func explainRef(e *client.RefError) (code int, next string) {
 	code = ExitUsage
 	if errors.Is(e, client.ErrNotFound) {

@@ -9,7 +9,8 @@ import (
 	"agentctl/config"
 )
 
-// EnvOr is the value of a flag's environment variable, or def when it is unset or empty.
+// EnvOr returns the value of an environment variable, or def if it is unset or empty. Flags use it as
+// their default, so that a flag takes precedence over its variable.
 func EnvOr(name, def string) string {
 	if v := os.Getenv(name); v != "" {
 		return v
@@ -17,8 +18,8 @@ func EnvOr(name, def string) string {
 	return def
 }
 
-// GivenFlags is those of some flags that a command was given, as they are typed. The command
-// that is printed as the next step needs them too.
+// GivenFlags returns those of the named flags that the command was given, as one types them, with a
+// space before each. The command that is printed as the next step needs the same flags.
 func GivenFlags(cmd *cobra.Command, names ...string) string {
 	words := ""
 	for _, name := range names {

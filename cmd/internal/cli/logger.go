@@ -9,9 +9,8 @@ import (
 	"agentctl/term"
 )
 
-// NewLoggerAt logs to stderr, JSON for a service and text for a terminal. The level may
-// change while it is in use.
-// A service's log is read by programs (journald keeps a line as it is), a terminal's by people.
+// NewLoggerAt returns a logger to stderr: JSON for a service, whose log is read by programs (journald
+// keeps a line as it is), and text on a terminal. The level may change while the logger is in use.
 func NewLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder

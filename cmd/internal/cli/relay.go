@@ -75,7 +75,8 @@ func (f *RelayFlags) Context() (*login.Context, error) {
 	return c, nil
 }
 
-// contextOf is the name of the context that a command used, "" for none.
+// contextOf returns the name of the context that a command used, "" for none. It is for an error that
+// the relay answered, when the flags themselves are out of reach.
 func contextOf(cmd *cobra.Command) string {
 	if cmd.Flags().Lookup("relay") == nil {
 		return ""
@@ -87,7 +88,7 @@ func contextOf(cmd *cobra.Command) string {
 	return c.Name()
 }
 
-// ContextStore is where this user's contexts are.
+// ContextStore returns the store of this user's contexts.
 func ContextStore() login.Store { return login.Store{Dir: config.ContextDir()} }
 
 // Client makes the client of the relay that the flags or the context name.
@@ -102,7 +103,7 @@ func (f *RelayFlags) Client() (c *client.Client, err error) {
 	return c, nil
 }
 
-// options are those of a client.
+// options returns the options of Client: those of the context, or those of the flags.
 func (f *RelayFlags) options() (o client.Options, err error) {
 	saved, err := f.Context()
 	if err != nil {
@@ -121,7 +122,8 @@ func (f *RelayFlags) options() (o client.Options, err error) {
 	return o, err
 }
 
-// ClientTLS is config.ClientTLS in terms of flags. A pin without TLS would check nothing.
+// ClientTLS is config.ClientTLS with errors that name the flags. It refuses --ca-sha256 for an http
+// address: a pin without TLS would check nothing.
 func ClientTLS(caFile, caSHA256, address string) (*tls.Config, error) {
 	if caSHA256 != "" && !strings.HasPrefix(address, "https:") {
 		return nil, Errorf(ExitUsage, "--ca-sha256 needs https:// in the address, not %s: without TLS there is no authority to check", address)
