@@ -128,7 +128,8 @@ test-slow: ## what needs real minutes, or no race detector
 	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m ./sqlitefile ./relay/eventlog ./relay/checkup
 	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestChaos|TestResumeModel' ./transport/link
-	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestSimulation' ./relay/hub
+	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestSimulation|TestBreakAfterCommand' ./relay/hub
+	AGENTCTL_SLOW=1 $(GO) test -timeout 5m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows' ./relay/kernel ./prober/history
 	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestKilledWhileRevoking' ./relay/auth
 	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 

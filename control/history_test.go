@@ -244,7 +244,7 @@ func TestHistoryStream(t *testing.T) {
 						t.Error("the connection goes on")
 					}
 					if len(got) != 0 {
-						t.Errorf("got %v", got)
+						t.Errorf("got %d answers", len(got))
 					}
 					return
 				}

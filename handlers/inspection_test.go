@@ -111,8 +111,11 @@ func (h *hostile) Processes(_ context.Context, q inspect.ProcessQuery) inspect.P
 	return out
 }
 
+// hostileMounts is how many filesystems a hostile machine has: some dozen pages.
+const hostileMounts = 1_000
+
 func (h *hostile) Disks(_ context.Context, skip int) inspect.Disks {
-	out := inspect.Disks{Total: 10_000, Filesystems: []inspect.Filesystem{}}
+	out := inspect.Disks{Total: hostileMounts, Filesystems: []inspect.Filesystem{}}
 	for i := skip; i < min(out.Total, skip+inspect.MaxFilesystems); i++ {
 		out.Filesystems = append(out.Filesystems, inspect.Filesystem{Mount: strconv.Itoa(i) + h.text(240), Device: h.text(256), Type: h.text(32)})
 	}
@@ -172,7 +175,7 @@ func TestInspectionsAreBounded(t *testing.T) {
 			Routes      []struct{ Destination string }
 			Next        string `json:"next_cursor"`
 		}
-		for kind, want := range map[string]int{manifest.KindDisks: 10_000, manifest.KindNetwork: 1500} {
+		for kind, want := range map[string]int{manifest.KindDisks: hostileMounts, manifest.KindNetwork: 1500} {
 			seen, args, pages := map[string]bool{}, `{}`, 0
 			for ; pages < 1000 && args != ""; pages++ {
 				time.Sleep(time.Second)

@@ -18,19 +18,20 @@ import (
 // cut buckets, and with the newest records in memory.
 func TestBucketsAgreeWithRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
+	records := often(15_000, 5_000)
 	for round := range often(20, 4) {
 		s, c := open(t, Options{Path: filepath.Join(quickDir(t), "history.db")})
 		isExact := round%4 == 3 // records at the last millisecond of each second, with all keys
 		if isExact {
 			c.step(999 * time.Millisecond)
 		}
-		for i := range 15_000 {
+		for i := range records {
 			if isExact {
 				c.step(time.Second)
 			} else {
 				c.step(time.Duration(200+rng.IntN(1600)) * time.Millisecond)
 			}
-			switch n := rng.IntN(3000); {
+			switch n := rng.IntN(records / 5); {
 			case isExact:
 			case n == 0:
 				c.step(time.Duration(rng.IntN(24)) * time.Hour)
@@ -51,7 +52,7 @@ func TestBucketsAgreeWithRows(t *testing.T) {
 				}
 			}
 			s.Add(c.sample(rng.IntN(10_000)), readings...)
-			if i%1500 == 1499 && i < 14_000 || isExact && i%300 == 299 {
+			if i%1500 == 1499 && i < records-1000 || isExact && i%300 == 299 {
 				flush(t, s)
 			}
 		}

@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"context"
 	"errors"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -54,7 +55,11 @@ func TestReplaceUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	for i := range 100 {
+	versions := 30
+	if os.Getenv("AGENTCTL_SLOW") != "" {
+		versions = 300
+	}
+	for i := range versions {
 		next, nextEnded := version(i%2 == 0)
 		drained, err := k.Replace(next)
 		if err != nil {
