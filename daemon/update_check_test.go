@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/buildinfo"
 	"encoding/binary"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,12 +19,15 @@ func binaryWith(t *testing.T, at int, info, stampText string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(exe)
+	f, err := os.Open(exe)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer f.Close()
 	out := make([]byte, at)
-	copy(out, b[:64])
+	if _, err := io.ReadFull(f, out[:64]); err != nil { // the header of ELF
+		t.Fatal(err)
+	}
 	if info != "" {
 		head := make([]byte, buildInfoHeader)
 		copy(head, buildInfoMagic)
