@@ -25,6 +25,8 @@ type fanoutServer struct {
 	// another way it is the zero value, and push takes an event or reports that it cannot yet.
 	publish protocol
 	push    func() bool
+	// maxEvents is how many events the source of push may send in a round; 0: any number.
+	maxEvents int
 }
 
 // fanoutLoad publishes events to a server and reads them as its subscribers, all in one thread.
@@ -212,7 +214,7 @@ type fanoutRound struct {
 	inFlight             int     // events, at most
 }
 
-// measureFanout plays for d, with so many events in flight, or one every so often.
+// measureFanout plays for d, or until the source has sent all it may, with so many events in flight, or one every so often.
 func (l *fanoutLoad) measureFanout(d time.Duration, inFlight int, every time.Duration) (fanoutRound, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -222,7 +224,7 @@ func (l *fanoutLoad) measureFanout(d time.Duration, inFlight int, every time.Dur
 	l.timed = true
 	defer func() { l.timed = false }()
 	cpu, waited, at := l.server.cpu(), l.server.waited(), time.Now()
-	if err := l.play(0, d, inFlight, every); err != nil {
+	if err := l.play(l.maxEvents, d, inFlight, every); err != nil {
 		return fanoutRound{}, err
 	}
 	cpu, waited, wall := l.server.cpu()-cpu, l.server.waited()-waited, time.Since(at)
