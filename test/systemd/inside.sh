@@ -317,7 +317,8 @@ head -c 150000 /dev/urandom | base64 -w 0 | logger -t big --size 300000
 printf 'odd \xff\xfe bytes\n' | systemd-cat -t odd
 check "bytes that are no text are" until_true 5 says 'odd .* bytes' ask box:journal text=odd
 for _ in $(seq 20); do seq -f "a line %g of a service that logs a lot" 20000; done | systemd-cat -t flood
-check "a large journal is answered in time" says '"message"' ask box:journal limit=200
+# On a busy machine journald is still writing those lines, and an answer must come within 5 s.
+check "a large journal is answered in time" until_true 60 says '"message"' ask box:journal limit=200
 begin=$(date +%s%N); ask box:journal text=nowhere-to-be-found > /tmp/search || true
 say "      a search of $(journalctl --disk-usage | grep -o '[0-9.]*[KMG]') took $((($(date +%s%N) - begin) / 1000000)) ms: $(head -c 200 /tmp/search)"
 check "no reader is left" until_true 20 is "" "$(pgrep -f '[j]ournal-helper')"
