@@ -302,7 +302,7 @@ func (t *tenant) renderResult(x *exchange, res *kernel.Result) (sdk.Result, erro
 	if f := res.RPCError; f != nil {
 		return nil, &jsonrpc.Error{Code: f.Code, Message: f.Message, Data: f.Data}
 	}
-	b := newObject(384 + 3*len(res.Structured))
+	b := newObject(256 + 5*len(res.Structured)/2) // twice, once with escapes
 	if len(res.InputRequests) > 0 {
 		b.raw("inputRequests", res.InputRequests)
 		b.optional("requestState", res.RequestState)

@@ -72,6 +72,9 @@ func (b *Bodies) Stats() PoolStats { return b.pool.Stats() }
 // server does not wait for the rest.
 func (b *Bodies) Read(w http.ResponseWriter, r *http.Request, id Identity, limit int64) (body []byte, held int64, err error) {
 	if n := r.ContentLength; n >= 0 && n <= min(limit, uncountedBody) { // nearly all of them
+		if d, ok := r.Body.(*directBody); ok {
+			return d.take(), 0, nil
+		}
 		body = make([]byte, n)
 		if _, err = io.ReadFull(r.Body, body); err != nil {
 			w.Header().Set("Connection", "close")

@@ -356,13 +356,24 @@ func parseDirect(r *http.Request, b []byte) (ok bool, size int) {
 	return true, size
 }
 
-// directBody is the body of a direct request.
-type directBody struct{ bytes.Reader }
+// directBody is the body of a direct request, which has arrived.
+type directBody struct {
+	bytes.Reader
+	whole []byte
+}
 
 func newDirectBody(b []byte) *directBody {
-	d := new(directBody)
-	d.Reset(bytes.Clone(b))
+	d := &directBody{whole: bytes.Clone(b)}
+	d.Reset(d.whole)
 	return d
+}
+
+// take reads the rest without a copy.
+func (d *directBody) take() []byte {
+	rest := d.whole[len(d.whole)-d.Len():]
+	d.Reset(nil)
+	d.whole = nil
+	return rest
 }
 
 // Close implements io.Closer.
