@@ -8,8 +8,8 @@ import (
 	"agentctl/manifest"
 )
 
-// isPluginTool reports whether a tool belongs to a plugin and not to a board. The name shows it:
-// "plugin.verb" against the longer form of a board's tool (manifest.ParseToolName).
+// isPluginTool reports whether a tool belongs to a plugin and not to a board. The name shows it: a
+// board's tool has a node id in it (manifest.ParseToolName).
 func isPluginTool(tool string) bool {
 	_, ofBoard := manifest.ParseToolName(tool)
 	return !ofBoard && strings.Contains(tool, ".")
