@@ -21,7 +21,8 @@ import (
 // packagedPlugins is the plugin directory of the relay that the packages install.
 const packagedPlugins = "/usr/local/lib/agentctl-relay/plugins"
 
-// adoption is one run of 'plugin adopt'.
+// adoption is one run of 'plugin adopt': its flags, and what it found on the way. run has the steps:
+// locate, prepare, process.Adopt, finish.
 type adoption struct {
 	relay     cli.RelayFlags
 	out       cli.Output
@@ -38,10 +39,12 @@ type adoption struct {
 	name   string
 	folder string         // of the plugin
 	stage  *process.Stage // where a new command is made ready; nil without one
-	had    *process.PluginManifest
-	old    []byte // plugin.json, if there is one
+	// What the folder has from before, nil without a plugin.json.
+	previous     *process.PluginManifest
+	previousJSON []byte
 }
 
+// newPluginAdopt returns the command plugin adopt.
 func newPluginAdopt() *cobra.Command {
 	var a adoption
 	c := &cobra.Command{
@@ -90,7 +93,8 @@ machine, as the user of the relay or as root. With a token of an operator the pl
 	return c
 }
 
-// run adopts the server.
+// run adopts the server. It changes nothing in the plugin's folder before the server has answered and,
+// where it would replace another manifest, before the operator has seen the difference (--again).
 func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	if err := a.locate(); err != nil {
 		return err
@@ -98,10 +102,10 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	syscall.Umask(0o022) // the relay's user has to read what root installs
 	m := process.PluginManifest{Command: command}
 	if len(command) == 0 {
-		if a.had == nil || !a.again {
+		if a.previous == nil || !a.again {
 			return cli.Errorf(cli.ExitUsage, "give the command of the server after --: agentctl plugin adopt %s -- COMMAND ARG...", a.name)
 		}
-		m = *a.had
+		m = *a.previous
 	}
 	if err := a.addFlags(&m); err != nil {
 		return err
@@ -131,7 +135,8 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	return a.finish(cmd, found)
 }
 
-// locate finds the plugin's folder and what was adopted before.
+// locate checks the name and the flags, and finds the plugin's folder and what was adopted before. A
+// manifest that cannot be read is an error unless --again replaces it.
 func (a *adoption) locate() (err error) {
 	if err := process.CheckName(a.name); err != nil {
 		return cli.Errorf(cli.ExitUsage, "%w", err)
@@ -155,19 +160,20 @@ func (a *adoption) locate() (err error) {
 		return err
 	}
 	a.folder = filepath.Join(a.pluginDir, a.name)
-	a.old, err = os.ReadFile(filepath.Join(a.folder, "plugin.json"))
+	a.previousJSON, err = os.ReadFile(filepath.Join(a.folder, "plugin.json"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	if a.had, err = process.ParseManifest(a.old); err != nil && a.again {
-		a.had, err = nil, nil // it is replaced
+	if a.previous, err = process.ParseManifest(a.previousJSON); err != nil && a.again {
+		a.previous, err = nil, nil // it is replaced
 	}
 	return err
 }
 
-// addFlags adds what the flags give to the server.
+// addFlags adds to the manifest what the flags give to the server. Paths become absolute: the relay
+// starts the server in another directory.
 func (a *adoption) addFlags(m *process.PluginManifest) error {
 	for _, e := range a.env {
 		name, value, ok := strings.Cut(e, "=")
@@ -197,6 +203,7 @@ func (a *adoption) addFlags(m *process.PluginManifest) error {
 	return nil
 }
 
+// addPath adds a path to the list once.
 func addPath(list *[]string, path string) {
 	if !slices.Contains(*list, path) {
 		*list = append(*list, path)

@@ -71,13 +71,13 @@ func (a *adoption) explain(err error) error {
 
 // finish shows the manifest, writes it unless it would replace another one, and loads it.
 func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
-	isSame := bytes.Equal(a.old, found.JSON)
+	isSame := bytes.Equal(a.previousJSON, found.JSON)
 	r := newAdoptReport(a, found)
-	if a.old != nil && !isSame {
-		r.Diff = string(diff.Diff("plugin.json", a.old, "plugin.json (new)", found.JSON))
+	if a.previousJSON != nil && !isSame {
+		r.Diff = string(diff.Diff("plugin.json", a.previousJSON, "plugin.json (new)", found.JSON))
 	}
 	switch {
-	case a.old != nil && !isSame && !a.again:
+	case a.previousJSON != nil && !isSame && !a.again:
 		if err := a.out.Print(cmd, r, func() error { return r.print(cmd) }); err != nil {
 			return err
 		}
@@ -95,7 +95,8 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 	return a.out.Print(cmd, r, func() error { return r.print(cmd) })
 }
 
-// load loads the plugin if the flags have a token.
+// load loads the plugin into the relay that runs, if the flags have a token. Without one, the report
+// names the command: an operator may want to review the manifest first.
 func (a *adoption) load(ctx context.Context, r *adoptReport) error {
 	if a.relay.TokenFile == "" {
 		return nil

@@ -34,9 +34,8 @@ type adoptReport struct {
 	Written   bool                    `json:"written"`
 	Loaded    bool                    `json:"loaded"`
 
-	isPackaged bool // the plugin is one of the packaged relay
-
-	where string // flags of the next commands
+	isPackaged bool   // the plugin is one of the packaged relay
+	tokenFile  string // --token-file of the next commands
 }
 
 // adoptedTool is a tool of an adopted server.
@@ -46,11 +45,12 @@ type adoptedTool struct {
 	Digest string `json:"digest"`
 }
 
+// newAdoptReport describes what was found. Its lists are empty and not nil: JSON has [] for them.
 func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 	m := found.Manifest
 	r := &adoptReport{Name: m.Name, Version: m.Version, Server: found.Server, Protocol: found.Protocol, Path: filepath.Join(a.folder, "plugin.json"),
 		Command: m.Command, Tools: []adoptedTool{}, Resources: len(m.Resources), Templates: len(m.ResourceTemplates), Prompts: []string{},
-		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, where: cmp.Or(a.relay.TokenFile, "operator.token"), isPackaged: a.pluginDir == packagedPlugins}
+		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, tokenFile: cmp.Or(a.relay.TokenFile, "operator.token"), isPackaged: a.pluginDir == packagedPlugins}
 	for _, t := range m.Tools {
 		r.Tools = append(r.Tools, adoptedTool{t.Name, scopeOf(t.Capability), t.Digest})
 	}
@@ -66,7 +66,8 @@ func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 // scopeOf is a capability as tokens have it.
 func scopeOf(capability string) string { return strings.Replace(capability, ".", ":", 1) }
 
-// print prints the report for people, with the next commands.
+// print prints the report for people, with the next commands. Its text has names that the server
+// chose, which is not trusted yet: SafeText keeps them from controlling the terminal.
 func (r *adoptReport) print(cmd *cobra.Command) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s, MCP %s\n", r.Name, r.Server, r.Protocol)
@@ -97,12 +98,12 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 	if r.Written {
 		fmt.Fprintf(&b, "Wrote %s. Review it: models read its descriptions.\n", r.Path)
 		if r.Loaded {
-			fmt.Fprintf(&b, "Loaded it; undo it with: agentctl plugin unload %s --token-file %s\n", r.Name, r.where)
+			fmt.Fprintf(&b, "Loaded it; undo it with: agentctl plugin unload %s --token-file %s\n", r.Name, r.tokenFile)
 		} else {
 			if r.isPackaged {
 				fmt.Fprintf(&b, "The packaged relay starts no interpreters itself. Make it a service with: systemctl enable --now agentctl-relay-plugin@%s.socket\n", r.Name)
 			}
-			fmt.Fprintf(&b, "Load it with: agentctl plugin load %s --token-file %s\n", r.Name, r.where)
+			fmt.Fprintf(&b, "Load it with: agentctl plugin load %s --token-file %s\n", r.Name, r.tokenFile)
 		}
 		fmt.Fprintf(&b, "Who may use it needs its scopes: agentctl token create --class agent --add-scope %s\n", strings.Join(r.Scopes, " --add-scope "))
 	}
@@ -110,7 +111,8 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 	return err
 }
 
-// printSandbox prints what the server may use.
+// printSandbox prints what the server may use of this machine: what an operator has to review besides
+// the tools.
 func (r *adoptReport) printSandbox(b *strings.Builder) {
 	fmt.Fprintf(b, "  starts as: %s\n", strings.Join(r.Command, " "))
 	for _, l := range []struct {

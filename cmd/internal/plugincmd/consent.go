@@ -15,6 +15,7 @@ import (
 	"agentctl/term"
 )
 
+// newPluginShow returns the command plugin show.
 func newPluginShow() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -59,7 +60,7 @@ func printPluginBus(w io.Writer, b *client.PluginBus) error {
 	return t.Flush()
 }
 
-// allowedText says where a plugin may act, and who decided it.
+// allowedText describes where a plugin may act, and who decided it.
 func allowedText(b *client.PluginBus) string {
 	switch {
 	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
@@ -77,6 +78,8 @@ func allowedText(b *client.PluginBus) string {
 	return s
 }
 
+// newPluginAllow returns the command plugin allow. With --digest the consent is for the manifest that
+// the operator has read: a plugin.json that was changed in between is refused.
 func newPluginAllow() *cobra.Command {
 	var rf cli.RelayFlags
 	var tenants []string
@@ -122,6 +125,7 @@ scope that the caller lacks.`,
 	return c
 }
 
+// newPluginDisallow returns the command plugin disallow.
 func newPluginDisallow() *cobra.Command {
 	var rf cli.RelayFlags
 	var dryRun bool

@@ -36,6 +36,7 @@ ls, load, reload and unload need a token with the scope kernel:admin:
 	return c
 }
 
+// newPluginValidate returns the command plugin validate. It needs no relay, for use in a build.
 func newPluginValidate() *cobra.Command {
 	return &cobra.Command{
 		Use:     "validate FILE",
@@ -53,6 +54,7 @@ func newPluginValidate() *cobra.Command {
 	}
 }
 
+// newPluginLs returns the command plugin ls.
 func newPluginLs() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -102,6 +104,7 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 	return c
 }
 
+// newPluginLoad returns the command plugin load.
 func newPluginLoad() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "load",
@@ -120,6 +123,7 @@ a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl p
 	})
 }
 
+// newPluginReload returns the command plugin reload.
 func newPluginReload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "reload",
@@ -141,6 +145,7 @@ To reload all plugins whose manifest or program has changed, send SIGHUP to the 
 	})
 }
 
+// newPluginUnload returns the command plugin unload.
 func newPluginUnload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "unload",
@@ -154,7 +159,8 @@ func newPluginUnload() *cobra.Command {
 	})
 }
 
-// pluginChange is a command that loads, reloads or unloads a plugin.
+// pluginChange is a command that loads, reloads or unloads a plugin. They differ in the request and in
+// what is printed as the next step.
 type pluginChange struct {
 	verb string
 	cmd  cobra.Command
@@ -162,6 +168,7 @@ type pluginChange struct {
 	undo func(name string) string
 }
 
+// newPluginChange returns the command of p.
 func newPluginChange(p pluginChange) *cobra.Command {
 	var rf cli.RelayFlags
 	var dryRun bool

@@ -14,8 +14,9 @@ import (
 	"agentctl/relay/plugins/process"
 )
 
-// newPluginServe is what agentctl-relay-plugin@.service runs. It is hidden: it needs the socket of a
-// service manager.
+// newPluginServe returns the command plugin serve, which agentctl-relay-plugin@.service runs. It is
+// hidden because it needs the socket of a service manager. As a service a plugin has a separate
+// user and the limits of its unit.
 func newPluginServe() *cobra.Command {
 	return &cobra.Command{
 		Use:    "serve DIR",
@@ -42,4 +43,5 @@ func newPluginServe() *cobra.Command {
 	}
 }
 
+// errNoSocket reports that a person typed the command.
 var errNoSocket = errors.New("plugin serve is started by systemd with a socket: systemctl enable --now agentctl-relay-plugin@NAME.socket")

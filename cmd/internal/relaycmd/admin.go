@@ -22,7 +22,8 @@ type adminFlags struct {
 	out      cli.Output
 }
 
-// flags adds the flags; byDefault says which tenant a command in a state directory works on.
+// flags adds the flags; byDefault is the text for which tenant a command in a state directory works
+// on without --tenant.
 func (f *adminFlags) flags(c *cobra.Command, byDefault string) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
@@ -48,7 +49,9 @@ func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
 	return saved != nil || err != nil
 }
 
-// run calls one of the functions with what the flags select.
+// run calls remote with a client of the relay, or local with its state, as the flags select. Flags of
+// the other way are refused, because they would be ignored: a change to the wrong relay or tenant is
+// not seen until somebody misses it.
 func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, local func(*auth.Store) error) error {
 	if f.isRemote(cmd) {
 		switch {
@@ -71,16 +74,19 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 	return local(s)
 }
 
-// localChanger makes a change in the state directory that the flags select (localChange).
-type localChanger func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error
+// stateChanger makes a change in a state directory and records it in the audit log there: localChange
+// with the directory that the flags select.
+type stateChanger func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error
 
-func (f *adminFlags) local(cmd *cobra.Command) localChanger {
+// changer returns the stateChanger of the state directory that the flags select.
+func (f *adminFlags) changer(cmd *cobra.Command) stateChanger {
 	return func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
 		return localChange(cmd, f.stateDir, r, dryRun, change)
 	}
 }
 
-// where is what the next command needs to find the same relay.
-func (f *adminFlags) where(cmd *cobra.Command) string {
+// sameRelay returns the flags that the command was given to find its relay, with a space before them:
+// the command that is printed as the next step needs them too.
+func (f *adminFlags) sameRelay(cmd *cobra.Command) string {
 	return cli.GivenFlags(cmd, "state-dir", "relay", "token-file", "ca-file", "ca-sha256")
 }

@@ -18,6 +18,8 @@ import (
 	"agentctl/term"
 )
 
+// newBackup returns the command backup. The stores are copied through SQLite and the relay keeps
+// writing meanwhile, so that a backup needs no maintenance window.
 func newBackup() *cobra.Command {
 	o := backup.Options{Version: cli.Version}
 	var out cli.Output
@@ -63,6 +65,9 @@ certificates given with --tls-cert.`,
 	return c
 }
 
+// newRestore returns the command restore. It asks in one case only: where a token that was revoked
+// after the backup would work again. Everything else that it does can be undone, since the state that
+// was there is moved aside.
 func newRestore() *cobra.Command {
 	var o backup.RestoreOptions
 	var out cli.Output
@@ -130,6 +135,7 @@ func explainRestore(cmd *cobra.Command, err error) error {
 	return ExplainState(cmd, err)
 }
 
+// printRestored prints what a restore kept and lost, and the next step.
 func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "restored relay %s as of %s\n", r.RelayID, time.UnixMilli(r.Created).UTC().Format(time.RFC3339))
@@ -150,7 +156,8 @@ func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 	return err
 }
 
-// acceptLoss asks before it gives a store up.
+// acceptLoss starts over without a store. It lists what is lost before it asks: what is left of the
+// store is kept, but a relay that has run without it has diverged from it.
 func acceptLoss(cmd *cobra.Command, out *cli.Output, dir, store string, yes bool) error {
 	if !yes {
 		if err := cli.Confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(cmd.Context(), dir, store), "\n  "))); err != nil {

@@ -14,6 +14,8 @@ import (
 	"agentctl/term"
 )
 
+// newCheck returns the command check. The exit code is 1 if the directory is not sound, so that a
+// timer or a deployment script can use it as it is.
 func newCheck() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -52,7 +54,8 @@ what, where and the next command.`,
 	return c
 }
 
-// repairCommand is what to type about a problem.
+// repairCommand is what to type about a problem, "" if there is no command for it. stateDir is the
+// flag that selects the same directory. Package checkup knows the kind of repair and no commands.
 func repairCommand(p *checkup.Problem, stateDir string) string {
 	switch p.Repair {
 	case checkup.RepairPermission:
@@ -72,6 +75,7 @@ func repairCommand(p *checkup.Problem, stateDir string) string {
 	return ""
 }
 
+// printCheckup prints a line for each store, then each problem with its repair below it.
 func printCheckup(cmd *cobra.Command, r *checkup.Report) error {
 	table := term.NewTable(cmd.OutOrStdout(), "STORE", "STATE", "BYTES", "CHECKED")
 	for _, s := range r.Stores {

@@ -15,7 +15,12 @@ import (
 	"agentctl/relay/storage"
 )
 
-// ExplainState adds what to type next to a refused state directory.
+// ExplainState adds to the error of a state directory what to type next, with the --state-dir of cmd.
+// Other errors, and nil, are returned as they are.
+//
+// The order of the steps is by what they cost: a check changes nothing, salvage keeps what can be
+// read, a backup loses what came after it, and --accept-loss loses the store. The packages below know
+// what is wrong with a store and no commands.
 func ExplainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
 	again := cli.StateDirHint(cmd)

@@ -35,10 +35,10 @@ func (f *inviteFlags) flags(c *cobra.Command) {
 	f.adminFlags.flags(c, "\""+auth.DefaultTenant+"\" for a new invite, else any")
 }
 
-// run calls fn with what the flags select.
+// run calls fn with the administration of the relay, or of the state directory, that the flags select.
 func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error {
 	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
-		func(s *auth.Store) error { return fn(&localInvites{s, f.stateDir, f.tenant, f.local(cmd)}) })
+		func(s *auth.Store) error { return fn(&localInvites{s, f.stateDir, f.tenant, f.changer(cmd)}) })
 }
 
 // NewInvite returns the command invite, which makes an invite, with its subcommands.
@@ -120,7 +120,8 @@ code can join: send it as you would send a password.`,
 }
 
 // joinURL is the URL that a board is given: the flag's, the relay's own, or the one by which
-// this command reached the relay, if the relay's own is good on its machine only.
+// this command reached the relay, if the relay's own is good on its machine only. A URL that a
+// board would refuse is refused here, before somebody carries the line to the board.
 func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	if flag != "" {
 		u, err := url.Parse(flag)
@@ -149,13 +150,14 @@ func isLoopbackURL(s string) bool {
 	return err == nil && edge.IsLoopback(u.Hostname())
 }
 
-// printedInvite is what -o json prints.
+// printedInvite is what -o json prints: the relay's answer with the line to paste.
 type printedInvite struct {
 	*client.NewInvite
 	Command string `json:"command"`
 }
 
-// printInvite prints the line to paste on stdout, and everything else on stderr.
+// printInvite prints the line to paste on stdout, and everything else on stderr, so that a script can
+// pass the line on. It warns of an address that boards cannot use: the invite is made by then.
 func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
 	p := printedInvite{inv, joinCommand(inv)}
 	err := f.out.Print(cmd, p, func() error {
@@ -163,7 +165,7 @@ func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) err
 		return err
 	})
 	fmt.Fprintf(cmd.ErrOrStderr(), "good for %s, until %s; take back with: agentctl invite revoke%s %s\n",
-		term.SafeLine(describeInvite(&inv.Invite)), expiryText(time.UnixMilli(inv.ExpiresAtMS)), f.where(cmd), term.SafeLine(inv.Prefix))
+		term.SafeLine(describeInvite(&inv.Invite)), expiryText(time.UnixMilli(inv.ExpiresAtMS)), f.sameRelay(cmd), term.SafeLine(inv.Prefix))
 	switch u, _ := url.Parse(inv.URL); {
 	case isLoopbackURL(inv.URL):
 		fmt.Fprintln(cmd.ErrOrStderr(), "this address reaches the relay from its own machine only; for others start it with --listen :8460, or give its address with --url")
@@ -191,7 +193,7 @@ func joinCommand(inv *client.NewInvite) string {
 	return line
 }
 
-// describeInvite says whom an invite is for.
+// describeInvite describes whom an invite is for, as a part of a sentence.
 func describeInvite(i *client.Invite) string {
 	s := "1 " + i.Class
 	if i.Uses > 1 {
@@ -203,5 +205,5 @@ func describeInvite(i *client.Invite) string {
 	if len(i.Tags) > 0 {
 		s += " with the tags " + strings.Join(i.Tags, " ")
 	}
-	return s + " of tenant " + i.Tenant + limitedTo(i.Topics)
+	return s + " of tenant " + i.Tenant + topicLimit(i.Topics)
 }

@@ -12,12 +12,13 @@ import (
 )
 
 // localInvites is inviteAdmin on a relay's state directory. A relay that runs there sees the
-// changes at once.
+// changes at once. Its answers have the types of the HTTP API, so that a command prints the same
+// whichever way it was used.
 type localInvites struct {
 	store    *auth.Store
 	stateDir string
 	tenant   string // "": any
-	change   localChanger
+	change   stateChanger
 }
 
 // CreateInvite implements inviteAdmin.
@@ -49,7 +50,7 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	if err != nil {
 		return nil, err
 	}
-	v := &client.NewInvite{Code: code, URL: at.URL, Invite: printable(inv)}
+	v := &client.NewInvite{Code: code, URL: at.URL, Invite: clientInvite(inv)}
 	if at.CASHA256 != "" {
 		v.CASHA256 = &at.CASHA256
 	}
@@ -61,7 +62,7 @@ func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
 	list, err := l.store.Invites(ctx, l.tenant)
 	rows := make([]client.Invite, 0, len(list)) // in JSON an empty list is [] and not null
 	for i := range list {
-		rows = append(rows, printable(&list[i]))
+		rows = append(rows, clientInvite(&list[i]))
 	}
 	return rows, err
 }
@@ -79,12 +80,12 @@ func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun b
 	if err != nil {
 		return nil, err
 	}
-	v := printable(inv)
+	v := clientInvite(inv)
 	return &v, nil
 }
 
-// printable is an invite as commands print it, which is as the relay's API has it.
-func printable(i *auth.Invite) client.Invite {
+// clientInvite is an invite as commands print it, which is as the relay's API has it.
+func clientInvite(i *auth.Invite) client.Invite {
 	return client.Invite{Prefix: i.Prefix, Class: i.Class, Tenant: i.Tenant, Name: i.Name, Tags: i.Tags, Scopes: i.Scopes.String(), Topics: i.Topics, Uses: i.Uses, Used: i.Used,
 		Creator: i.Creator, CreatedAtMS: i.CreatedAtMS, ExpiresAtMS: i.ExpiresAtMS, State: i.State}
 }

@@ -13,6 +13,7 @@ import (
 	"agentctl/term"
 )
 
+// newInviteLs returns the command invite ls. Of codes only hashes are stored, so the list has prefixes.
 func newInviteLs() *cobra.Command {
 	var f inviteFlags
 	c := &cobra.Command{
@@ -34,6 +35,7 @@ func newInviteLs() *cobra.Command {
 	return c
 }
 
+// printInvites prints a table of invites.
 func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no invites; make one with: agentctl invite")
@@ -46,6 +48,7 @@ func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	return t.Flush()
 }
 
+// newInviteRevoke returns the command invite revoke.
 func newInviteRevoke() *cobra.Command {
 	var f inviteFlags
 	var dryRun bool
@@ -73,7 +76,7 @@ those with 'agentctl node revoke'.`,
 						did = "would revoke"
 					}
 					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s the invite %s for %s, of which %d joined; a revocation is not undone: make a new one with: agentctl invite%s\n",
-						did, inv.Prefix, describeInvite(inv), inv.Used, f.where(cmd))
+						did, inv.Prefix, describeInvite(inv), inv.Used, f.sameRelay(cmd))
 					return err
 				})
 			})

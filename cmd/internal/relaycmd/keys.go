@@ -30,6 +30,7 @@ files in keys/ are keys is recorded in relay.db: a file that somebody puts there
 	return c
 }
 
+// newKeysLs returns the command keys ls.
 func newKeysLs() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -58,6 +59,7 @@ a key of this relay and is not used.`,
 	return c
 }
 
+// printKeys prints a table of keys, the oldest first.
 func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 	date := func(t *time.Time) string {
 		if t == nil {
@@ -72,6 +74,8 @@ func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 	return table.Flush()
 }
 
+// newKeysRotate returns the command keys rotate. Only --drop-old ends tokens, and so it is what a
+// leaked key needs; a rotation without it is routine and can run from a timer.
 func newKeysRotate() *cobra.Command {
 	var dir string
 	var out cli.Output

@@ -34,18 +34,18 @@ func (f *nodeFlags) flags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would change, and change nothing")
 }
 
-// run calls fn with what the flags select.
+// run calls fn with the administration of the relay, or of the state directory, that the flags select.
 func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
 	return f.adminFlags.run(cmd, func(rc *client.Client) error { return fn(rc) },
-		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant, f.local(cmd)}) })
+		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant, f.changer(cmd)}) })
 }
 
-// again is the beginning of a command that finds the same relay and node.
-func (f *nodeFlags) again(cmd *cobra.Command, verb, nodeID string) string {
-	return "agentctl node " + verb + f.where(cmd) + " " + nodeID
+// command is the beginning of a node command for the same relay and node, to print as the undo.
+func (f *nodeFlags) command(cmd *cobra.Command, verb, nodeID string) string {
+	return "agentctl node " + verb + f.sameRelay(cmd) + " " + nodeID
 }
 
-// did is how a sentence about a change begins.
+// did returns done, or planned in a dry run: the words for a change that was made or would be.
 func (f *nodeFlags) did(done, planned string) string {
 	if f.dryRun {
 		return planned
@@ -68,6 +68,8 @@ tenant-admin).`,
 	return c
 }
 
+// newNodeRename returns the command node rename. A name that an operator gives wins over one that a
+// board proposes, so that no board can pose as another by its name.
 func newNodeRename() *cobra.Command {
 	var f nodeFlags
 	var unset bool
@@ -89,9 +91,9 @@ a name that another board only proposed is taken from it. --unset returns to the
 				if c.Displaced != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "node %s had proposed this name; it %s %s\n", term.SafeLine(c.Displaced), f.did("is now called", "would be called"), term.SafeLine(c.DisplacedName))
 				}
-				undo = f.again(cmd, "rename", c.NodeID) + " --unset"
+				undo = f.command(cmd, "rename", c.NodeID) + " --unset"
 				if c.Before.NameSet {
-					undo = f.again(cmd, "rename", c.NodeID) + " " + c.Before.Name
+					undo = f.command(cmd, "rename", c.NodeID) + " " + c.Before.Name
 				}
 				return fmt.Sprintf("node %s %s %s (was %s)", c.NodeID, f.did("is now called", "would be called"), c.After.Name, c.Before.Name), undo
 			})
@@ -102,7 +104,7 @@ a name that another board only proposed is taken from it. --unset returns to the
 	return c
 }
 
-// newNodeTag makes the commands tag and untag, which are the undo of each other.
+// newNodeTag returns the command node tag or node untag, which are the undo of each other.
 func newNodeTag(verb string) *cobra.Command {
 	var f nodeFlags
 	short, other := "Add tags to a board", "untag"
@@ -130,7 +132,7 @@ func newNodeTag(verb string) *cobra.Command {
 					now = "the tags " + strings.Join(c.After.Tags, " ")
 				}
 				return fmt.Sprintf("node %s (%s) %s %s", c.After.Name, c.NodeID, f.did("now has", "would have"), now),
-					f.again(cmd, other, c.NodeID) + " " + strings.Join(changed, " ")
+					f.command(cmd, other, c.NodeID) + " " + strings.Join(changed, " ")
 			})
 		},
 	}
@@ -143,6 +145,7 @@ func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
 }
 
+// newNodeDescribe returns the command node describe.
 func newNodeDescribe() *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{
@@ -158,7 +161,7 @@ description. To print what is known about a board: agentctl describe NODE.`,
 				if c.After.Description == "" {
 					did = fmt.Sprintf("node %s (%s) %s no description", c.After.Name, c.NodeID, f.did("now has", "would have"))
 				}
-				return did, f.again(cmd, "describe", c.NodeID) + " " + cli.ShellQuote(c.Before.Description)
+				return did, f.command(cmd, "describe", c.NodeID) + " " + cli.ShellQuote(c.Before.Description)
 			})
 		},
 	}
@@ -166,15 +169,16 @@ description. To print what is known about a board: agentctl describe NODE.`,
 	return c
 }
 
-// patch changes attributes and prints what changed and how to undo it.
-func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, say func(*client.NodeChange) (did, undo string)) error {
+// patch changes attributes and prints what changed and how to undo it. The undo has the values from
+// before, which the relay returns with its answer: a command that read them first could race.
+func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, describe func(*client.NodeChange) (did, undo string)) error {
 	return f.run(cmd, func(admin nodeAdmin) error {
 		change, err := admin.PatchNode(cmd.Context(), ref, p, f.dryRun)
 		if err != nil {
 			return err
 		}
 		return f.out.Print(cmd, change, func() error {
-			did, undo := say(change)
+			did, undo := describe(change)
 			b, a := change.Before, change.After
 			switch {
 			case b.Name == a.Name && b.NameSet == a.NameSet && b.Description == a.Description && slices.Equal(b.Tags, a.Tags):
@@ -188,7 +192,8 @@ func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, sa
 	})
 }
 
-// newNodeStop makes the commands revoke and remove.
+// newNodeStop returns the command node revoke or node remove. Both end the board's link; revoke keeps
+// what is known about the board, for one that comes back.
 func newNodeStop(verb string) *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{

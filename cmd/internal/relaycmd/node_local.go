@@ -16,10 +16,11 @@ import (
 type localNodes struct {
 	store  *auth.Store
 	tenant string // "": any
-	change localChanger
+	change stateChanger
 }
 
-// node finds a node for the operator of the machine.
+// node finds a node by its id, its name or a prefix of its id, in any tenant unless one is selected:
+// the operator of the machine has no tenant.
 func (l *localNodes) node(ctx context.Context, ref string) (auth.Node, error) {
 	n, err := l.store.FindNode(ctx, l.tenant, ref)
 	switch {
@@ -68,6 +69,7 @@ func (l *localNodes) RemoveNode(ctx context.Context, ref string, dryRun bool) (*
 	})
 }
 
+// stop calls fn, which ends the tokens of a node, and records it as the tool name.
 func (l *localNodes) stop(ctx context.Context, ref, name string, dryRun bool, fn func(auth.Node) (int, error)) (*client.NodeStopped, error) {
 	n, err := l.node(ctx, ref)
 	if err != nil {

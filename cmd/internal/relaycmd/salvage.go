@@ -19,6 +19,8 @@ import (
 	"agentctl/term"
 )
 
+// newSalvage returns the command salvage. It replaces nothing unless it is asked to: the damaged log is
+// the only source for another attempt.
 func newSalvage() *cobra.Command {
 	var dir string
 	var replace bool
@@ -63,6 +65,7 @@ because a guess about who may do what is worse than none.`,
 	return c
 }
 
+// printSalvage prints what was read, what is lost, and how to put the new log in place or back.
 func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%d events are in %s: %d verified, %d unverified, seq %d to %d\n", r.Events, r.To, r.Verified, r.Unverified, r.First, r.Last)

@@ -14,7 +14,9 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// openStore opens a relay's state; only token create sets one up.
+// openStore opens a relay's state. If existing is false, a directory without a state becomes that of a
+// new relay: a token can be made before the relay runs for the first time. Only token create does so,
+// because every other command would hide a wrong --state-dir behind an empty state.
 //
 // Several processes may have the store open at a time: a relay that runs sees a new token at
 // once, and a revocation within seconds.
@@ -32,6 +34,9 @@ func openStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, erro
 
 // localChange makes a change in a state directory and records it in the audit log there, unless it
 // is a dry run. change may add to the record what it is about.
+//
+// The record is begun before the change, and a change that cannot be recorded is not made. If the
+// outcome cannot be recorded afterwards, the change stays and the command warns.
 func localChange(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
 	if dryRun {
 		return change(&r)
@@ -41,7 +46,8 @@ func localChange(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, c
 	})
 }
 
-// recordLocal records a change of a whole state directory after it was made.
+// recordLocal records a change of a whole state directory after it was made. Before it, the audit log
+// may be one of those files that the change replaces.
 func recordLocal(cmd *cobra.Command, dir string, r kernel.Record) {
 	if err := audit.RecordLocal(dir, r); err != nil {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: the change is made, but it is not in the audit log: %v\n", err)
@@ -64,7 +70,8 @@ func scopesOfPlugins(s *auth.Store, stateDir string, named ...[]string) (p plugi
 	return p, nil
 }
 
-// localPluginScopes is scopesOfPlugins for completion, which has none where there is no state.
+// localPluginScopes returns the scopes of plugins for completion. It returns none where there is no
+// state, and drops errors: the shell would print them into the command line.
 func localPluginScopes(stateDir string) []string {
 	s, err := auth.Open(auth.Options{StateDir: stateDir, Existing: true})
 	if err != nil {

@@ -15,6 +15,8 @@ func errNoStateDir() error {
 	return cli.Errorf(cli.ExitUsage, "a relay and its state directory are on a Linux machine, not on %s; name the relay with --relay URL --token-file FILE, or type this on its machine", cli.SystemName())
 }
 
+// The functions of state_linux.go. Commands with --relay and --token-file do not reach them.
+
 func openStore(*cobra.Command, string, bool) (*auth.Store, error) { return nil, errNoStateDir() }
 
 func scopesOfPlugins(*auth.Store, string, ...[]string) (pluginScopes, error) {

@@ -19,9 +19,13 @@ import (
 	"agentctl/term"
 )
 
-// statusTimeout bounds the question: the relay answers from memory.
+// statusTimeout bounds the question. The relay answers from memory; what can take longer is to open
+// the socket in a directory whose disk hangs.
 const statusTimeout = 5 * time.Second
 
+// newStatus returns the command status. It asks over a socket in the state directory, not over HTTP:
+// it needs no token, and works where the listener or its certificate is the problem. The exit codes
+// tell monitoring apart what to do: start it, ask as another user, look at the disk.
 func newStatus() *cobra.Command {
 	var out cli.Output
 	var dir string
@@ -64,6 +68,8 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 	return c
 }
 
+// printStatus prints the state of a relay: a line for each part, the shared pools, and at the end what
+// is wrong, where a person looks last.
 func printStatus(w io.Writer, s *relay.Status) error {
 	row := func(key, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s%s\n", key, term.SafeLine(fmt.Sprintf(format, args...)))

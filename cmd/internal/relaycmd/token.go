@@ -23,6 +23,7 @@ func NewToken() *cobra.Command {
 	return c
 }
 
+// newTokenLs returns the command token ls. It works on a state directory only.
 func newTokenLs() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -61,7 +62,8 @@ func newTokenLs() *cobra.Command {
 	return c
 }
 
-// expiryText is the end of a token's life, with the time of day when that matters.
+// expiryText is the end of a token's or an invite's life: a date, with the time of day if it is less
+// than two days ahead.
 func expiryText(t time.Time) string {
 	if time.Until(t) < 48*time.Hour {
 		return t.Local().Format("2006-01-02 15:04:05 MST")

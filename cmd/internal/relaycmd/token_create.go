@@ -11,7 +11,7 @@ import (
 	"agentctl/relay/auth"
 )
 
-// newTokenCreate writes tokens to a file or to stdout, once, and everything else to stderr, so that
+// newTokenCreate returns the command token create. It writes tokens to a file or to stdout, once, and everything else to stderr, so that
 // a redirection keeps a token alone. The relay stores no token, only its description.
 func newTokenCreate() *cobra.Command {
 	var f tokenFlags
@@ -70,10 +70,10 @@ can often read too, which commands refuse to use.`,
 			}
 			if req.DryRun {
 				m := minted[0]
-				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, limitedTo(m.Topics))
+				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, topicLimit(m.Topics))
 				return nil
 			}
-			m, hint := minted[0], f.where(cmd)
+			m, hint := minted[0], f.sameRelay(cmd)
 			if err := file.write(cmd, minted); err != nil {
 				return fmt.Errorf("%w; nobody has what was made: take it back with: agentctl token revoke --jti %s%s", err, m.JTI, hint)
 			}
@@ -99,7 +99,8 @@ can often read too, which commands refuse to use.`,
 	return c
 }
 
-// printMinted says what was made, and how to take it back. hint is what the commands need besides.
+// printMinted prints what was made, and how to take it back. hint has the flags that those commands
+// need to find the same relay.
 func printMinted(w io.Writer, minted []auth.Minted, hint string) {
 	m := minted[0]
 	if len(minted) == 1 {

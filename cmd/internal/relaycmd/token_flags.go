@@ -29,7 +29,8 @@ func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
 	return cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file")
 }
 
-// mint creates tokens.
+// mint creates tokens, in a state directory or by asking a relay. Errors of the request itself are
+// usage errors either way.
 func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	if f.isRemote(cmd) {
 		return f.mintRemote(cmd, req)
@@ -57,6 +58,7 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 	return minted, err
 }
 
+// mintRemote asks a relay for a token. The relay bounds it by the scopes of the token that asks.
 func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):

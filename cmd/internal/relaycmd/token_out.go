@@ -37,12 +37,14 @@ func (o *tokenOut) check() error {
 	return nil
 }
 
+// exists is the error of a file that is in the way.
 func (o *tokenOut) exists() error {
 	return cli.Errorf(cli.ExitFailure, "%s exists; name another file, or replace it with --force", o.path)
 }
 
 // write writes the tokens, one a line, unless -o prints them on stdout. It reports a stdout that
-// takes nothing, such as a file on a full disk.
+// takes nothing, such as a file on a full disk, because a token is shown once: the caller prints how
+// to revoke the one that nobody has seen.
 func (o *tokenOut) write(cmd *cobra.Command, minted []auth.Minted) error {
 	var text strings.Builder
 	for _, m := range minted {

@@ -10,6 +10,8 @@ import (
 	"agentctl/relay/auth"
 )
 
+// newTokenRevoke returns the command token revoke. It takes one selector: with two it would not be
+// clear whether both or either must fit, and a revocation is not undone.
 func newTokenRevoke() *cobra.Command {
 	var f tokenFlags
 	var req auth.RevokeRequest
@@ -30,9 +32,9 @@ func newTokenRevoke() *cobra.Command {
 			case req.DryRun:
 				fmt.Fprintf(cmd.OutOrStdout(), "would revoke %d token(s)\n", n)
 			case n == 0:
-				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): none that is good was minted here for it; see: agentctl token ls%s\n", f.where(cmd))
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): none that is good was minted here for it; see: agentctl token ls%s\n", f.sameRelay(cmd))
 			default:
-				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create%s\n", n, f.where(cmd))
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create%s\n", n, f.sameRelay(cmd))
 			}
 			return nil
 		},

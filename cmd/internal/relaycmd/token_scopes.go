@@ -14,7 +14,8 @@ import (
 	"agentctl/relay/auth"
 )
 
-// grantFlags adds the flags for what a token or an agent's invite gives.
+// grantFlags adds the flags for what a token or an agent's invite gives. when is put before their texts,
+// and defaults is what --scope replaces.
 func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]string) {
 	set := c.Flags()
 	set.StringArrayVar(scopes, "scope", nil, when+"`SCOPE` in place of "+defaults+" (repeatable)")
@@ -44,8 +45,8 @@ func (p *pluginScopes) explain(err error) error {
 	return err
 }
 
-// limitedTo describes the topics of a token.
-func limitedTo(topics []string) string {
+// topicLimit describes the topics of a token, as the end of a sentence; "" if it has all.
+func topicLimit(topics []string) string {
 	if len(topics) == 0 {
 		return ""
 	}
