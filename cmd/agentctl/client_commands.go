@@ -3,14 +3,13 @@
 package main
 
 import (
-	"context"
-
 	"github.com/spf13/cobra"
-	"go.uber.org/zap"
 
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/clientcmd"
+	"agentctl/cmd/internal/eventscmd"
+	"agentctl/cmd/internal/mcpcmd"
 	"agentctl/cmd/internal/relaycmd"
-	"agentctl/relay/mcp/stdio"
 )
 
 // addRelayCommands adds the commands that call a relay, and hidden ones in place of those of a board and
@@ -24,9 +23,8 @@ func addRelayCommands(root *cobra.Command) {
 		root.AddCommand(onlyOnLinux(name, onServer))
 	}
 	root.AddCommand(onlyOnLinux("demo", "type it on a Linux machine; a container or a virtual machine will do"))
-	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
-	events.AddCommand(newEventsTail(), newEventsEmit(), onlyOnLinux("serve", onServer), onlyOnLinux("replay", onServer))
-	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), newMCP(), newVerify(), events)
+	events := eventscmd.NewClient(func(name string) *cobra.Command { return onlyOnLinux(name, onServer) })
+	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), mcpcmd.New(), clientcmd.NewVerify(), events)
 }
 
 // onlyOnLinux is a command that this system does not have.
@@ -41,9 +39,4 @@ func onlyOnLinux(name, next string) *cobra.Command {
 			return cli.Errorf(cli.ExitUsage, "%q works on Linux only, not on %s; %s", cmd.CommandPath(), cli.SystemName(), next)
 		},
 	}
-}
-
-// serveLocal would serve the daemon of this machine.
-func serveLocal(context.Context, string, *zap.Logger, *stdio.Options) (func(), error) {
-	return nil, errLocalNeedsLinux()
 }

@@ -13,6 +13,7 @@ import (
 
 	"agentctl/cmd/internal/boardcmd"
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/clientcmd"
 	"agentctl/suggest"
 
 	"github.com/spf13/cobra"
@@ -64,7 +65,7 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(wrongFlag)
-	root.AddCommand(newLs(), newDescribe(), newCall(), newTickets(), newVersion(), newLogin(), newContext())
+	root.AddCommand(clientcmd.NewLs(), clientcmd.NewDescribe(), clientcmd.NewCall(), clientcmd.NewTickets(), newVersion(), clientcmd.NewLogin(), clientcmd.NewContext())
 	root.AddCommand(boardcmd.Commands()...)
 	addRelayCommands(root)
 	addHelp(root)

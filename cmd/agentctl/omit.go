@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/eventscmd"
 )
 
 // addRelayCommands: a board build has only those that speak to a relay; of the others it
@@ -14,9 +15,7 @@ func addRelayCommands(root *cobra.Command) {
 	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
 		root.AddCommand(notHere(name))
 	}
-	events := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
-	events.AddCommand(newEventsTail(), newEventsEmit(), notHere("serve"), notHere("replay"))
-	root.AddCommand(events)
+	root.AddCommand(eventscmd.NewClient(notHere))
 }
 
 func notHere(name string) *cobra.Command {

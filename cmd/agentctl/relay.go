@@ -12,23 +12,25 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/clientcmd"
+	"agentctl/cmd/internal/eventscmd"
+	"agentctl/cmd/internal/mcpcmd"
 	"agentctl/cmd/internal/plugincmd"
 	"agentctl/cmd/internal/relaycmd"
+	"agentctl/cmd/internal/serving"
 	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/duration"
 	"agentctl/relay"
 	"agentctl/relay/audit"
 	"agentctl/relay/eventlog"
-	"agentctl/transport/edge"
 )
 
 func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), newEvents(), newMCP(), plugincmd.New(), newVerify(), newDemo())
+	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), eventscmd.New(), mcpcmd.New(), plugincmd.New(), clientcmd.NewVerify(), newDemo())
 }
 
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise.
@@ -81,7 +83,7 @@ are folders in --plugin-dir.`,
 	f.StringArrayVar(&s.o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	f.StringVar(&s.o.AllowOriginFile, "allow-origin-file", cli.EnvOr("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
 	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
-	addTrustedProxyFlag(f, &s.proxies)
+	serving.AddTrustedProxyFlag(f, &s.proxies)
 	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
 	f.BoolVar(&s.o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
 	f.BoolVar(&s.o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
@@ -144,7 +146,7 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 	r.OnReady(func() {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s\n", line)
 		daemon.NotifySystemd("READY=1", "STATUS=serving "+r.URL())
-		waitReloads = serveReloads(ctx, hup, r.Logger(), "serving "+r.URL(), r.Reload)
+		waitReloads = serving.Reloads(ctx, hup, r.Logger(), "serving "+r.URL(), r.Reload)
 	})
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
 	err = r.Run(ctx)
@@ -163,7 +165,7 @@ func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	if o.TrustedProxies, err = trustedProxies(s.proxies); err != nil {
+	if o.TrustedProxies, err = serving.TrustedProxies(s.proxies); err != nil {
 		return err
 	}
 	if s.scopeless != "" {
@@ -176,19 +178,6 @@ func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	o.Conformance = slices.Contains(o.ExternalPlugins, relay.PluginConformance)
 	o.ExternalPlugins = slices.DeleteFunc(o.ExternalPlugins, func(name string) bool { return name == relay.PluginConformance })
 	return nil
-}
-
-// addTrustedProxyFlag adds --trusted-proxy to a server's flags; trustedProxies parses it.
-func addTrustedProxyFlag(f *pflag.FlagSet, networks *[]string) {
-	f.StringArrayVar(networks, "trusted-proxy", nil, "`CIDR` of proxies whose X-Forwarded-For names the client (repeatable; default: none is believed)")
-}
-
-func trustedProxies(networks []string) (edge.TrustedProxies, error) {
-	t, err := edge.ParseTrustedProxies(networks)
-	if err != nil {
-		return nil, cli.Errorf(cli.ExitUsage, "--trusted-proxy: %w", err)
-	}
-	return t, nil
 }
 
 // optionFlags are the flags of the options that relay.Open may refuse.
@@ -219,7 +208,7 @@ func relayOpenError(err error) error {
 // Precedence: flag, environment. The origins of --allow-origin are added, because a page that
 // may call the relay may follow its events too.
 func setGateway(o *relay.Options, listen string, given bool) error {
-	e, err := gatewayEnv()
+	e, err := serving.GatewayEnv()
 	if err != nil {
 		return err
 	}
@@ -230,7 +219,7 @@ func setGateway(o *relay.Options, listen string, given bool) error {
 		o.Parts = append(o.Parts, relay.PartSSE)
 	}
 	if given || e.Include || slices.Contains(o.Parts, relay.PartSSE) {
-		o.SSE, o.ReadSSE = &e.Options, readAccess
+		o.SSE, o.ReadSSE = &e.Options, serving.GatewayAccess
 	}
 	return nil
 }

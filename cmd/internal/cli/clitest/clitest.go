@@ -1,0 +1,42 @@
+// Package clitest runs commands in tests of the packages that make them.
+package clitest
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+)
+
+// Run runs command with args below a root command, as main does, and returns its exit code and what
+// it printed. errs ends with the error's text.
+func Run(t testing.TB, command *cobra.Command, stdin string, args ...string) (code int, out, errs string) {
+	t.Helper()
+	root := &cobra.Command{Use: "agentctl", SilenceErrors: true, SilenceUsage: true}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return cli.Errorf(cli.ExitUsage, "%w", err) })
+	root.AddCommand(command)
+	var o, e bytes.Buffer
+	root.SetIn(strings.NewReader(stdin))
+	root.SetOut(&o)
+	root.SetErr(&e)
+	root.SetArgs(append([]string{command.Name()}, args...))
+	cmd, err := root.ExecuteContextC(t.Context())
+	if failure := cli.Explain(cmd, err); failure != nil {
+		code = failure.Code
+		e.WriteString(failure.Error())
+	}
+	return code, o.String(), e.String()
+}
+
+// HideEnvironment hides the variables of agentctl that whoever runs the test has set.
+func HideEnvironment(t testing.TB) {
+	for _, kv := range os.Environ() {
+		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
+			t.Setenv(k, "")
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package clientcmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/manifest"
+	"agentctl/term"
+)
+
+// NewCall returns the command call, which calls a tool and prints its result or its stream.
+func NewCall() *cobra.Command {
+	var rf cli.RelayFlags
+	var out cli.Output
+	var limit cli.Limits
+	var stream streamFlags
+	var args string
+	c := &cobra.Command{
+		Use:   "call TOOL [key=value...]",
+		Short: "Call a tool of a board through the relay",
+		Long: `Call a tool of a board through the relay.
+
+TOOL is a tool's full name (see 'agentctl ls -o json' or MCP tools/list), or NODE:WORD,
+where NODE is a node's id, a unique prefix of it or its name, and WORD is echo, snapshot,
+subscribe, query (of the history), or another capability of the board: info, modules, processes,
+services, journal, disks, network, doctor. A value that is valid JSON is passed as JSON, anything
+else as a string. By the tool's schema, a value for a text argument is a string also when it looks
+like a number, and a list may be written with commas (metrics=cpu_pct,mem_pct).
+
+The result is JSON on stdout. A tool without structured results prints its text, and the type and
+size of an image; -o json prints all of it. What a tool answers as an error goes to stderr, and with
+-o json to stdout as well; the exit code is 1.
+
+A stream prints one JSON frame per line (with -o yaml, one document per frame), until Ctrl-C or
+the relay closes it normally. Once a frame has arrived, an interrupted stream is opened again; what
+was missed is said on stderr. --backfill prints the missed frames from the board's history, in
+order, each with "backfilled":true. With --no-reconnect an interrupted stream ends: with exit code
+5 when the board went offline, 1 when the connection broke.`,
+		Example: `  agentctl call attic:echo message=hello
+  agentctl call attic:snapshot
+  agentctl call attic:services state=failed
+  agentctl call attic:journal unit=ssh priority=err limit=20
+  agentctl call attic:subscribe interval_ms=1000 --count 5
+  agentctl call attic:subscribe --backfill >> frames.ndjson
+  agentctl call attic:query from_ms=1795132800000 to_ms=0 step_ms=60000 metrics=cpu_pct
+  agentctl call fleet.query metrics=cpu_pct,mem_pct from=24h
+  agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, argv []string) error {
+			if err := errors.Join(limit.Check(), stream.check()); err != nil {
+				return err
+			}
+			if _, err := toolArguments(args, argv[1:], nil); err != nil { // what is wrong with them needs no relay
+				return err
+			}
+			rc, err := rf.Client()
+			if err != nil {
+				return err
+			}
+			tool, err := rc.ResolveTool(cmd.Context(), argv[0])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := limit.Context(cmd)
+			defer cancel()
+			types := argumentTypes(ctx, rc, tool, argv[1:])
+			arguments, err := toolArguments(args, argv[1:], types)
+			if err != nil {
+				return err
+			}
+			if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
+				frames := 0
+				return stream.run(ctx, cmd, &rf, rc, tool, arguments, func(frame []byte) error {
+					if err := printFrame(cmd, &out, frame); err != nil {
+						return err
+					}
+					if frames++; frames == limit.Count {
+						return client.ErrStop
+					}
+					return nil
+				})
+			}
+			answer, err := rc.Call(ctx, tool, arguments)
+			if err != nil {
+				return callFailed(cmd, &out, err, &cli.CallError{Tool: tool, Arguments: arguments, Takes: slices.Sorted(maps.Keys(types))})
+			}
+			return out.Print(cmd, answer, func() error { return printResult(cmd, answer) })
+		},
+	}
+	rf.AddFlags(c)
+	out.AddFlags(c)
+	c.Flags().StringVar(&args, "args", "", "the arguments as one `JSON` object")
+	limit.AddFlags(c, "end a stream", "frames")
+	stream.flags(c)
+	return c
+}
+
+// argumentTypes returns the types of a tool's arguments, nil if they are not known: a relay that does
+// not say them still takes the call.
+func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []string) map[string]manifest.ArgumentType {
+	if _, ofBoard := manifest.ParseToolName(tool); ofBoard || len(words) == 0 {
+		return manifest.ArgumentTypes(tool)
+	}
+	types, _ := rc.ToolArguments(ctx, tool)
+	return types
+}
+
+// toolArguments builds the arguments object from --args or key=value words.
+func toolArguments(raw string, words []string, types map[string]manifest.ArgumentType) (json.RawMessage, error) {
+	if raw == "" {
+		arguments, err := client.ParseArguments(words, types)
+		if err != nil {
+			return nil, cli.Errorf(cli.ExitUsage, "%w", err)
+		}
+		return arguments, nil
+	}
+	if len(words) > 0 {
+		return nil, cli.Errorf(cli.ExitUsage, "give either --args or key=value words, not both")
+	}
+	var m map[string]json.RawMessage
+	if err := json.Unmarshal([]byte(raw), &m); err != nil || m == nil {
+		return nil, cli.Errorf(cli.ExitUsage, "--args %.40q is not a JSON object, such as '{\"message\":\"hi\"}'", raw)
+	}
+	return json.RawMessage(raw), nil
+}
+
+// printFrame prints one JSON value of a stream: a line, or with -o yaml a document.
+func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
+	if out.Format == "yaml" {
+		fmt.Fprintln(cmd.OutOrStdout(), "---")
+		return term.WriteYAML(term.JSONWriter(cmd.OutOrStdout()), json.RawMessage(frame))
+	}
+	return printLine(cmd, frame)
+}
+
+func printLine(cmd *cobra.Command, line []byte) error {
+	_, err := fmt.Fprintf(term.JSONWriter(cmd.OutOrStdout()), "%s\n", line)
+	return err
+}

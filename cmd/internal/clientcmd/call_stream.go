@@ -1,0 +1,76 @@
+package clientcmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/term"
+	"agentctl/transport/sse"
+)
+
+// streamFlags are those of a stream that is interrupted.
+type streamFlags struct {
+	backfill, once bool
+}
+
+func (f *streamFlags) flags(c *cobra.Command) {
+	c.Flags().BoolVar(&f.backfill, "backfill", false, "after an interruption print the missed frames from the board's history, with \"backfilled\":true")
+	c.Flags().BoolVar(&f.once, "no-reconnect", false, "end a stream when it is interrupted, with an exit code that says why")
+}
+
+func (f *streamFlags) check() error {
+	if f.backfill && f.once {
+		return cli.Errorf(cli.ExitUsage, "--backfill fills what was missed before a reconnection: leave out --no-reconnect")
+	}
+	return nil
+}
+
+// run calls fn with each frame of a stream. Frames go to stdout; what happens to the
+// connection is said on stderr.
+func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.RelayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
+	if f.once {
+		err := rc.Metrics(ctx, tool, arguments, fn)
+		var closed *client.StreamClosedError
+		if errors.As(err, &closed) && closed.Code == sse.Normal {
+			return nil // with the token of a context the client says so
+		}
+		return err
+	}
+	said := "" // each reason once
+	follow := client.Follow{
+		Open: rf.Client, Tool: tool, Arguments: arguments, Backfill: f.backfill, OnFrame: fn,
+		OnRetry: func(err error, _ time.Duration) {
+			if reason := err.Error(); reason != said {
+				said = reason
+				fmt.Fprintf(cmd.ErrOrStderr(), "%s; reconnecting\n", term.SafeLine(reason))
+			}
+		},
+		OnGap: func(g client.Gap) {
+			said = ""
+			fmt.Fprintln(cmd.ErrOrStderr(), term.SafeLine(gapText(&g, f.backfill)))
+		},
+	}
+	return follow.Run(ctx)
+}
+
+// gapText says what a reader missed, and what of it was filled.
+func gapText(g *client.Gap, backfill bool) string {
+	at := func(ms int64) string { return time.UnixMilli(ms).Format(time.RFC3339) }
+	text := fmt.Sprintf("missed %s to %s: %d frames", at(g.FromMS), at(g.ToMS), g.Missed)
+	switch {
+	case g.Missed == 0:
+		return "connected again; nothing was missed"
+	case g.Err != nil:
+		return text + fmt.Sprintf(", %d filled; the rest cannot be: %v", g.Filled, g.Err)
+	case backfill:
+		return text + fmt.Sprintf(", %d filled from the board's history", g.Filled)
+	}
+	return text
+}

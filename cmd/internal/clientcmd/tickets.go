@@ -1,0 +1,198 @@
+package clientcmd
+
+import (
+	"context"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/duration"
+)
+
+// ticketCmd is what the subcommands share.
+type ticketCmd struct {
+	rf     cli.RelayFlags
+	out    cli.Output
+	dryRun bool
+}
+
+// NewTickets returns the commands tickets.
+func NewTickets() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "tickets",
+		Short: "Manage the fleet's queue of incidents and approvals",
+		Long: `The fleet's queue of incidents, tasks and approval requests, for agents and people. ID is a ticket's
+id, or a unique beginning or end of it. Changes need a token with the scope tickets:write.`,
+	}
+	c.AddCommand(newTicketsLs(), newTicketsShow(), newTicketsCreate(), newTicketsComment(), newTicketsAssign(), newTicketsMove(),
+		newTicketsDecide("approve", "approved", "Approve the action that a ticket requests"), newTicketsDecide("reject", "rejected", "Reject the action that a ticket requests"))
+	return c
+}
+
+// flags adds the common flags; changes are those of commands that change something.
+func (t *ticketCmd) flags(c *cobra.Command, changes bool) *cobra.Command {
+	t.rf.AddFlags(c)
+	t.out.AddFlags(c)
+	if changes {
+		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "print what would be done, and do nothing")
+	}
+	return c
+}
+
+func newTicketsLs() *cobra.Command {
+	var t ticketCmd
+	var status string
+	var limit int
+	c := &cobra.Command{
+		Use:     "ls",
+		Short:   "List tickets, newest first",
+		Example: "  agentctl tickets ls\n  agentctl tickets ls --status pending -o json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if limit < 1 {
+				return cli.Errorf(cli.ExitUsage, "--limit must be at least 1")
+			}
+			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
+				return err
+			}
+			rc, err := t.rf.Client()
+			if err != nil {
+				return err
+			}
+			list, err := rc.Tickets(cmd.Context(), status, limit)
+			if err != nil {
+				return err
+			}
+			return cli.PrintList(&t.out, cmd, list, func() error { return printTickets(cmd, list) })
+		},
+	}
+	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`: "+orList(client.TicketStatuses))
+	c.Flags().IntVar(&limit, "limit", 50, "at most `N` tickets")
+	return t.flags(c, false)
+}
+
+func newTicketsShow() *cobra.Command {
+	var t ticketCmd
+	c := &cobra.Command{
+		Use:     "show ID",
+		Short:   "Show one ticket with its comments",
+		Example: "  agentctl tickets show 01JD8Z3K",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			_, k, err := t.find(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return t.out.Print(cmd, k, func() error { return printTicket(cmd.OutOrStdout(), k) })
+		},
+	}
+	return t.flags(c, false)
+}
+
+func newTicketsCreate() *cobra.Command {
+	var t ticketCmd
+	var req client.TicketRequest
+	var bodyFile, node, approval string
+	var expires time.Duration
+	c := &cobra.Command{
+		Use:   "create TITLE",
+		Short: "Open a ticket, or ask for an approval",
+		Example: `  agentctl tickets create "Disk almost full" --node attic --priority high
+  journalctl -u foo | tail -50 | agentctl tickets create "foo crashes" --body-file -
+  agentctl tickets create "Reboot attic" --approval "reboot attic now" --expires 15m`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, argv []string) (err error) {
+			req.Title = argv[0]
+			switch {
+			case req.Body != "" && bodyFile != "":
+				return cli.Errorf(cli.ExitUsage, "give --body or --body-file, not both")
+			case expires != 0 && approval == "":
+				return cli.Errorf(cli.ExitUsage, "--expires goes with --approval")
+			case approval != "":
+				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())}
+			}
+			if err := checkWord("--priority", "priority", req.Priority, client.TicketPriorities); req.Priority != "" && err != nil {
+				return err
+			}
+			if bodyFile != "" {
+				if req.Body, err = readBody(cmd.InOrStdin(), bodyFile); err != nil {
+					return err
+				}
+			}
+			rc, err := t.rf.Client()
+			if err != nil {
+				return err
+			}
+			if node != "" {
+				n, err := rc.Node(cmd.Context(), node)
+				if err != nil {
+					return err
+				}
+				req.NodeID = n.NodeID
+			}
+			return t.change(cmd, rc, "create", req, func(k *client.Ticket) (did, undo string) {
+				undo = "close it with: agentctl tickets move " + k.ID + " closed"
+				if k.Approval != nil {
+					undo = "withdraw it with: agentctl tickets reject " + k.ID
+				}
+				return "created " + k.ID, undo
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&req.Body, "body", "", "`TEXT` with all the details")
+	f.StringVar(&bodyFile, "body-file", "", "read the body from `FILE`; - is stdin")
+	f.StringVar(&node, "node", "", "the `NODE` in question: id, prefix of it, or name")
+	f.StringVar(&req.Priority, "priority", "", "`PRIORITY`: "+orList(client.TicketPriorities)+" (default normal)")
+	f.StringVar(&approval, "approval", "", "request an approval of this `ACTION`")
+	f.Var(duration.NewValue(&expires, 0), "expires", "the approval request expires after `DURATION` (default 1h)")
+	f.StringVar(&req.Key, "idempotency-key", "", "a `WORD`; commands with the same one create one ticket")
+	return t.flags(c, true)
+}
+
+// checkWord refuses a word that is not of a closed set, as a mistake in the command.
+func checkWord(where, noun, word string, words []string) error {
+	if slices.Contains(words, word) {
+		return nil
+	}
+	return cli.Errorf(cli.ExitUsage, "%s: not a %s: %.40q (use %s)", where, noun, word, orList(words))
+}
+
+// orList joins words: "a, b or c".
+func orList(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// find gets a ticket by its id or a part of it.
+func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *client.Ticket, error) {
+	rc, err := t.rf.Client()
+	if err != nil {
+		return nil, nil, err
+	}
+	k, err := rc.Ticket(ctx, ref)
+	return rc, k, err
+}
+
+// readBody reads a ticket's body from a file or, for -, from stdin.
+func readBody(stdin io.Reader, path string) (string, error) {
+	r := stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
+		}
+		defer func() { _ = f.Close() }()
+		r = f
+	}
+	b, err := io.ReadAll(io.LimitReader(r, 1<<20))
+	if err != nil {
+		return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
+	}
+	return strings.ToValidUTF8(string(b), "?"), nil
+}

@@ -1,0 +1,142 @@
+package clientcmd
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/term"
+)
+
+func newTicketsComment() *cobra.Command {
+	var t ticketCmd
+	c := &cobra.Command{
+		Use:     "comment ID TEXT",
+		Short:   "Comment on a ticket",
+		Example: `  agentctl tickets comment 01JD8Z3K "the fan was replaced"`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, argv []string) error {
+			rc, k, err := t.find(cmd.Context(), argv[0])
+			if err != nil {
+				return err
+			}
+			return t.change(cmd, rc, "comment", map[string]any{"id": k.ID, "text": argv[1]}, func(k *client.Ticket) (did, undo string) {
+				return "commented on " + k.ID, "a comment stays; correct it with another one"
+			})
+		},
+	}
+	return t.flags(c, true)
+}
+
+func newTicketsAssign() *cobra.Command {
+	var t ticketCmd
+	c := &cobra.Command{
+		Use:     "assign ID AGENT",
+		Short:   "Assign a ticket to an agent or a person; - assigns it to nobody",
+		Example: "  agentctl tickets assign 01JD8Z3K claude\n  agentctl tickets assign 01JD8Z3K -",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, argv []string) error {
+			rc, old, err := t.find(cmd.Context(), argv[0])
+			if err != nil {
+				return err
+			}
+			agent, before := argv[1], assignee(old)
+			if agent == "-" {
+				agent = ""
+			}
+			return t.change(cmd, rc, "assign", map[string]any{"id": old.ID, "agent_id": agent}, func(k *client.Ticket) (did, undo string) {
+				return fmt.Sprintf("assigned %s to %s", k.ID, assignee(k)), fmt.Sprintf("undo with: agentctl tickets assign %s %s", k.ID, before)
+			})
+		},
+	}
+	return t.flags(c, true)
+}
+
+func newTicketsMove() *cobra.Command {
+	var t ticketCmd
+	c := &cobra.Command{
+		Use:     "move ID STATUS",
+		Short:   "Change a ticket's status",
+		Long:    "Change a ticket's status to " + orList(client.TicketStatuses) + ".\n'agentctl tickets show ID' lists those that it can change to.",
+		Example: "  agentctl tickets move 01JD8Z3K in_progress\n  agentctl tickets move 01JD8Z3K resolved",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, argv []string) error {
+			if err := checkWord("STATUS", "status", argv[1], client.TicketStatuses); err != nil {
+				return err
+			}
+			return t.move(cmd, argv[0], argv[1])
+		},
+	}
+	return t.flags(c, true)
+}
+
+func newTicketsDecide(verb, status, about string) *cobra.Command {
+	var t ticketCmd
+	c := &cobra.Command{
+		Use:     verb + " ID",
+		Short:   about,
+		Long:    about + ". The person who asked for an approval cannot give it, but can withdraw it with reject.",
+		Example: "  agentctl tickets ls --status pending\n  agentctl tickets " + verb + " 01JD8Z3K",
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(cmd *cobra.Command, argv []string) error { return t.move(cmd, argv[0], status) },
+	}
+	return t.flags(c, true)
+}
+
+// move reads the ticket first: --dry-run can then show whether the change is allowed, and the
+// text of undo needs the status before.
+func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
+	rc, old, err := t.find(cmd.Context(), ref)
+	if err != nil {
+		return err
+	}
+	if t.dryRun {
+		if slices.Contains(old.Allowed, to) {
+			return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, nil)
+		}
+		return cli.Errorf(cli.ExitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
+	}
+	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *client.Ticket) (did, undo string) {
+		undo = "a decision is final; ask again with: agentctl tickets create --approval"
+		switch {
+		case slices.Contains(k.Allowed, old.Status):
+			undo = fmt.Sprintf("undo with: agentctl tickets move %s %s", k.ID, old.Status)
+		case len(k.Allowed) > 0:
+			undo = fmt.Sprintf("take it up again with: agentctl tickets move %s open", k.ID)
+		}
+		return fmt.Sprintf("%s: %s -> %s", k.ID, old.Status, k.Status), undo
+	})
+}
+
+// change calls a tool that changes a ticket, and says what it did and how to undo it.
+// What was done goes to stderr and the ticket to stdout. Without -o only the id of a new ticket
+// is printed there, for scripts.
+func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args any, describe func(*client.Ticket) (did, undo string)) error {
+	if t.dryRun {
+		line, err := json.Marshal(args)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "would call tickets.%s %s; nothing was done\n", verb, line)
+		return err
+	}
+	k, err := rc.ChangeTicket(cmd.Context(), verb, args)
+	if err != nil {
+		return err
+	}
+	did, undo := describe(k)
+	if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s; %s\n", term.SafeLine(did), term.SafeLine(undo)); err != nil {
+		return err
+	}
+	return t.out.Print(cmd, k, func() error {
+		if verb != "create" {
+			return nil
+		}
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(k.ID)) // for scripts
+		return err
+	})
+}

@@ -1,0 +1,134 @@
+//go:build !agentctl_omit_relay
+
+package clientcmd
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/manifest"
+	"agentctl/relay/stages"
+)
+
+// verified is what verify prints.
+type verified struct {
+	Valid bool   `json:"valid"`
+	Alg   string `json:"alg"`
+	Kid   string `json:"kid"`
+	Tool  string `json:"tool,omitempty"`
+	URI   string `json:"uri,omitempty"`
+}
+
+// NewVerify returns the command verify, which checks the signature of a saved answer without a relay.
+func NewVerify() *cobra.Command {
+	var out cli.Output
+	var keyFile, tool, uri, nonce string
+	c := &cobra.Command{
+		Use:   "verify FILE",
+		Short: "Check the signature of a saved answer of a relay",
+		Long: `Check the signature of a saved answer of a relay whose stage sign is enabled (docs/kernel.md,
+"Signatures"). FILE is an HTTP response with its headers (curl -i), a message or a result of MCP,
+or - for stdin. The signature covers the tool or the resource, the nonce of the request and the
+result, but an answer names neither the tool nor the nonce: give what was requested.
+
+The exit code is 0 if the signature is good. It is 1 if it is not, or if there is none: then
+trust nothing in the answer.`,
+		Example: `  curl -i -H "Authorization: Bearer $(cat agent.token)" -H 'Content-Type: application/json' \
+    -d '{"tool":"fleet.find","arguments":{}}' http://127.0.0.1:8460/mcp/tools/call > answer.http
+  agentctl verify answer.http --key-file relay/keys/a --tool fleet.find
+  agentctl verify result.json --key-file a.key --tool tickets.list --nonce 5f1c
+  agentctl verify - --key-file a.key --uri mcp://agents/directory.json < result.json`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case keyFile == "":
+				return cli.Errorf(cli.ExitUsage, "give the key that the relay signs with: --key-file STATE_DIR/keys/NAME, or a copy of it")
+			case tool != "" && uri != "":
+				return cli.Errorf(cli.ExitUsage, "give --tool for the answer of a tool, or --uri for that of a resource, not both")
+			}
+			key, err := stages.ReadKeyFile(keyFile)
+			if err != nil {
+				return fmt.Errorf("read the key: %w", err)
+			}
+			answer, err := readAnswer(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			m := &answer.Message
+			switch {
+			case m.Data == "" && uri != "":
+				return cli.Errorf(cli.ExitUsage, "%s is the answer of a tool, not of a resource; use --tool", args[0])
+			case m.Data == "" && tool == "":
+				return cli.Errorf(cli.ExitUsage, "the signature covers the name of the tool that was called: add --tool NAME")
+			case m.Data != "" && tool != "":
+				return cli.Errorf(cli.ExitUsage, "%s is the answer of a resource, not of a tool; use --uri, or neither", args[0])
+			case uri != "":
+				m.URI = uri
+			}
+			m.Tool, m.Nonce = manifest.Canonical(tool), nonce
+			if err := answer.Verify(key); err != nil {
+				return notVerified(answer, keyFile, nonce, err)
+			}
+			v := verified{true, answer.Signature.Alg, answer.Signature.Kid, m.Tool, m.URI}
+			return out.Print(cmd, v, func() error {
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the signature is good (%s, key %s)\n", args[0], v.Alg, v.Kid)
+				return err
+			})
+		},
+	}
+	out.AddFlags(c)
+	f := c.Flags()
+	f.StringVar(&keyFile, "key-file", "", "`FILE` with the key that the relay signs with (key_file of the stage sign)")
+	f.StringVar(&tool, "tool", "", "`NAME` of the tool that was called")
+	f.StringVar(&uri, "uri", "", "`URI` of the resource that was read; default: the one in the answer")
+	f.StringVar(&nonce, "nonce", "", "`TEXT` that the request had as agentctl/nonce")
+	return c
+}
+
+// readAnswer reads a saved answer from a file or, for -, from stdin.
+func readAnswer(cmd *cobra.Command, path string) (*stages.SignedAnswer, error) {
+	in := cmd.InOrStdin()
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = f.Close() }()
+		in = f
+	}
+	data, err := io.ReadAll(io.LimitReader(in, stages.MaxAnswer+1))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	if len(data) > stages.MaxAnswer {
+		return nil, fmt.Errorf("%s is larger than %d MiB, more than any answer", path, stages.MaxAnswer>>20)
+	}
+	answer, err := stages.ParseAnswer(data)
+	switch {
+	case errors.Is(err, stages.ErrUnsigned):
+		return nil, fmt.Errorf("%s: %w in %s; save the whole answer with its headers (curl -i), and enable the stage: agentctl call kernel.middleware.enable name=sign", path, err, stages.MetaSignature)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return answer, nil
+}
+
+// notVerified explains a signature that is not good. The key id comes from the answer.
+func notVerified(a *stages.SignedAnswer, keyFile, nonce string, err error) error {
+	if a.Signature.Alg != stages.Algorithm {
+		return fmt.Errorf("the signature is of the kind %.32q; this agentctl checks %s", a.Signature.Alg, stages.Algorithm)
+	}
+	if !errors.Is(err, stages.ErrSignature) {
+		return err
+	}
+	hint := "; if the request had a nonce, add --nonce"
+	if nonce != "" {
+		hint = ""
+	}
+	return fmt.Errorf("the signature does not match: the answer was changed, it is of another request, or %s is not the key %.64q%s", keyFile, a.Signature.Kid, hint)
+}

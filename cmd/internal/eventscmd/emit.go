@@ -1,0 +1,120 @@
+package eventscmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/term"
+)
+
+const (
+	emitTimeout  = time.Second
+	maxEmitStdin = 256 << 10 // bytes read of stdin; the gateway takes less
+)
+
+// newEmit is for scripts: without --strict neither a missing gateway nor a wrong token
+// fails the script, and emitTimeout bounds how long it is held up.
+func newEmit() *cobra.Command {
+	var to emitTarget
+	var strict bool
+	var out cli.Output
+	c := &cobra.Command{
+		Use:   "emit TOPIC JSON|-",
+		Short: "Publish an event to the gateway, best effort, for scripts",
+		Long: `Publish one event to the event gateway; - reads the JSON from stdin. Publishing is best effort:
+after at most 1 s the command gives up, prints the reason on stderr and exits with 0, so that a
+script continues. With --strict the exit code reports the failure.
+
+The gateway is the one at --url or MCP_SSE_INGEST_URL, otherwise the one on this machine at port
+MCP_SSE_PORT or 39300. The token comes from --token-file, MCP_SSE_INGEST_TOKEN or
+MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
+		Example: `  agentctl events emit build/done '{"ok":true}'
+  uptime -s | jq -R '{since:.}' | agentctl events emit box/up - --strict`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			id, err := to.emit(cmd, args[0], args[1])
+			if err != nil && !strict {
+				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: the event was not taken: %s\n", term.SafeText(cli.Explain(cmd, err).Error()))
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return out.Print(cmd, map[string]json.Number{"id": id}, func() error {
+				if f := term.AsTerminal(cmd.OutOrStdout()); f != nil {
+					fmt.Fprintf(f, "event %s on %s\n", id, args[0])
+				}
+				return nil
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&to.address, "url", cli.EnvOr("MCP_SSE_INGEST_URL", "http://127.0.0.1:"+cli.EnvOr("MCP_SSE_PORT", client.GatewayPort)), "`URL` of the gateway, with or without the path of its ingest endpoint [MCP_SSE_INGEST_URL]")
+	f.StringVar(&to.tokenFile, "token-file", "", "`FILE` with the ingest token")
+	f.StringVar(&to.caFile, "ca-file", cli.EnvOr("AGENTCTL_CA_FILE", ""), "PEM `FILE` with the authority that signed the gateway's certificate [AGENTCTL_CA_FILE]")
+	f.StringVar(&to.caSHA256, "ca-sha256", cli.EnvOr("AGENTCTL_CA_SHA256", ""), "SHA-256 of the relay's own authority, if the gateway is a relay's, in `HEX` [AGENTCTL_CA_SHA256]")
+	f.BoolVar(&strict, "strict", false, "exit with an error if the event was not accepted: 1, 2 (JSON, address), 3 (no gateway), 4 (token), 7 (timeout)")
+	out.AddFlags(c)
+	return c
+}
+
+// emitTarget is the gateway that an event goes to.
+type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
+
+// emit publishes one event and returns its id. data "-" is read from stdin.
+func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number, error) {
+	if data == "-" {
+		b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxEmitStdin))
+		if err != nil {
+			return "", cli.Errorf(cli.ExitFailure, "read the event from stdin: %w", err)
+		}
+		data = string(b)
+	}
+	if !json.Valid([]byte(data)) {
+		return "", cli.Errorf(cli.ExitUsage, "the data is not JSON; a string needs its quotes: '\"text\"'")
+	}
+	token, err := to.token()
+	if err != nil {
+		return "", err
+	}
+	if !cmd.Flags().Changed("ca-sha256") && !strings.HasPrefix(to.address, "https:") {
+		to.caSHA256 = "" // of a relay elsewhere; the gateway of this machine is on loopback
+	}
+	tlsConfig, err := cli.ClientTLS(to.caFile, to.caSHA256, to.address)
+	if err != nil {
+		return "", err
+	}
+	g, err := newGateway("--url", client.Options{URL: to.address, Token: token, TLS: tlsConfig}, client.IngestPath)
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), emitTimeout)
+	defer cancel()
+	id, err := g.Publish(ctx, topic, json.RawMessage(data))
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "", cli.Errorf(cli.ExitTimeout, "%s did not answer within %s", g.Host(), emitTimeout)
+	}
+	return id, err
+}
+
+// token is the ingest token of --token-file or, without that, of the environment.
+func (to *emitTarget) token() (token string, err error) {
+	if to.tokenFile != "" {
+		return cli.ReadToken(to.tokenFile)
+	}
+	for _, name := range []string{"MCP_SSE_INGEST_TOKEN", "MCP_SSE_AUTH_TOKEN"} {
+		if token, err = envToken(name); token != "" || err != nil {
+			break
+		}
+	}
+	return token, err
+}

@@ -1,0 +1,46 @@
+// Package eventscmd has the commands 'agentctl events': tail and emit, which use an event gateway from
+// any machine, and serve and replay, which run where a gateway's or a relay's files are.
+package eventscmd
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+)
+
+// NewClient returns the commands of a build without a relay. absent makes those that such a build
+// only names, to say where they are.
+func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
+	c.AddCommand(newTail(), newEmit(), absent("serve"), absent("replay"))
+	return c
+}
+
+// newGateway makes the client of a gateway; flag is where a person gave its address.
+func newGateway(flag string, o client.Options, path string) (*client.Gateway, error) {
+	g, err := client.NewGateway(o, path)
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", flag, err)
+	}
+	return g, nil
+}
+
+// envToken is the token in an environment variable, or in the file that NAME_FILE names.
+func envToken(name string) (string, error) {
+	if v := os.Getenv(name); v != "" {
+		return v, nil
+	}
+	path := os.Getenv(name + "_FILE")
+	if path == "" {
+		return "", nil
+	}
+	token, err := cli.ReadToken(path)
+	if err != nil {
+		return "", fmt.Errorf("%s_FILE: %w", name, err)
+	}
+	return token, nil
+}

@@ -1,0 +1,155 @@
+//go:build linux && !agentctl_omit_relay
+
+package eventscmd
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/relay/eventlog"
+	"agentctl/term"
+)
+
+// New returns the commands of a build with a relay.
+func New() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "events",
+		Short: "Subscribe to, publish and serve topic events; read the event log",
+		Long: `Subscribe to, publish and serve topic events (docs/events.md), and read the relay's event log: the
+history of boards, agents and tickets.`,
+	}
+	c.AddCommand(newTail(), newEmit(), newServe(), newReplay())
+	return c
+}
+
+func newReplay() *cobra.Command {
+	var dir string
+	var from uint64
+	var verify bool
+	var q eventlog.Query
+	var out cli.Output
+	c := &cobra.Command{
+		Use:   "replay",
+		Short: "Print the event log from disk, oldest event first",
+		Long: `Print the event log in a relay's state directory, oldest event first. It works whether the relay
+runs or not, and writes nothing. With -o ndjson the same log always gives the same bytes.
+
+Old events are removed by age and size. The state they led to is in ticket.snapshot and
+ticket.comments events and in the latest presence events.
+
+--verify rebuilds the state (tickets, and who is online) twice from the log and compares both, and the
+state of the relay if it runs there. It checks the hashes of the events that it rebuilds from. The exit
+code is 1 if something differs or a hash does not fit, and the output names it.`,
+		Example: `  agentctl events replay
+  agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson
+  agentctl events replay --verify`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if verify {
+				if from > 0 || len(q.Types) > 0 || q.Tenant != "" {
+					return cli.Errorf(cli.ExitUsage, "--verify needs all events: leave out --from, --type and --tenant")
+				}
+				return verifyReplay(cmd, &out, dir)
+			}
+			if from > 0 {
+				q.After = from - 1
+			}
+			r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
+			if errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
+			} else if err != nil {
+				return err
+			}
+			defer func() { _ = r.Close() }()
+			w := bufio.NewWriter(cmd.OutOrStdout())
+			p := eventPrinter{w: w, format: out.Format}
+			if term.AsTerminal(cmd.OutOrStdout()) != nil { // escape whole values, before they are cut for the buffer
+				p.w = term.JSONWriter(cmd.OutOrStdout())
+			}
+			err = r.Select(cmd.Context(), q, p.event)
+			if damaged := errors.Is(err, eventlog.ErrDamaged); err == nil || damaged && (p.n > 0 || p.format == "json") {
+				err = errors.Join(err, p.end(cmd.ErrOrStderr())) // the events before the damage
+			}
+			return errors.Join(err, w.Flush())
+		},
+	}
+	cli.AddStateDirFlag(c, &dir)
+	f := c.Flags()
+	f.Uint64Var(&from, "from", 0, "start at event `SEQ` (0: the oldest)")
+	f.StringArrayVar(&q.Types, "type", nil, "only events of `TYPE`; ticket.* selects all types with that prefix (repeatable)")
+	f.StringVar(&q.Tenant, "tenant", "", "only events of `TENANT`")
+	f.BoolVar(&verify, "verify", false, "print no events: rebuild the state from them and compare it")
+	out.AddFlags(c)
+	return c
+}
+
+// eventPrinter prints events one by one: a log may be larger than memory.
+//
+// A JSON list is written in pieces for the same reason. Column widths of the table are those of
+// flushEvery rows, so that they may change on the way.
+type eventPrinter struct {
+	w      io.Writer
+	format string
+	table  term.Table
+	n      int // events printed
+}
+
+// flushEvery is how many rows of the table are laid out together.
+const flushEvery = 1000
+
+func (p *eventPrinter) event(e eventlog.Event) error {
+	p.n++
+	switch p.format {
+	case "ndjson":
+		enc := json.NewEncoder(p.w)
+		enc.SetEscapeHTML(false)
+		return enc.Encode(e)
+	case "json":
+		b, err := json.MarshalIndent(e, "  ", "  ")
+		if err != nil {
+			return err
+		}
+		separator := ",\n  "
+		if p.n == 1 {
+			separator = "[\n  "
+		}
+		_, err = fmt.Fprintf(p.w, "%s%s", separator, b)
+		return err
+	case "yaml":
+		return term.WriteYAML(p.w, []eventlog.Event{e})
+	}
+	if p.n == 1 {
+		p.table = term.NewTable(p.w, "SEQ", "TIME", "TENANT", "TYPE", "ABOUT", "PAYLOAD")
+	}
+	payload := string(e.Payload)
+	if len(payload) > 100 {
+		payload = payload[:97] + "..."
+	}
+	p.table.Row(e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), e.Tenant, e.Type, e.Aggregate, payload)
+	if p.n%flushEvery == 0 {
+		return p.table.Flush()
+	}
+	return nil
+}
+
+func (p *eventPrinter) end(stderr io.Writer) (err error) {
+	switch {
+	case p.format == "json" && p.n == 0:
+		_, err = fmt.Fprintln(p.w, "[]")
+	case p.format == "json":
+		_, err = fmt.Fprint(p.w, "\n]\n")
+	case p.format == "" && p.n == 0:
+		_, err = fmt.Fprintln(stderr, "no such events in the log")
+	case p.format == "":
+		err = p.table.Flush()
+	}
+	return err
+}

@@ -1,0 +1,154 @@
+package eventscmd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/term"
+)
+
+func newTail() *cobra.Command {
+	var rf cli.RelayFlags
+	var out cli.Output
+	var limit cli.Limits
+	var address string
+	var o client.TailOptions
+	c := &cobra.Command{
+		Use:   "tail",
+		Short: "Subscribe to topics of the event gateway; reconnects and resumes",
+		Long: `Subscribe to topics of an event gateway. On a terminal each event is a readable line, elsewhere one
+JSON object per line: {"id":N,"topic":"a/b","data":...}, with "signature" if the gateway signs. A
+broken connection is reopened with the last id, so that no event is missed while the gateway still
+has it; lost events are reported on stderr.
+
+The gateway is the one at --url, or at port MCP_SSE_PORT or 39300 of the relay's host. The token
+comes from --token-file, MCP_SSE_AUTH_TOKEN or AGENTCTL_TOKEN_FILE, in this order.
+
+Exit codes: 0 after --count or --for and on Ctrl-C; 3 if nothing answers at the start; 4 for an
+invalid token; 7 if --for ends before --count is reached.`,
+		Example: `  agentctl events tail
+  agentctl events tail --topics alert,ticket,log/* --since 0
+  agentctl events tail --url https://relay.example:39300 --token-file agent.token -o ndjson | jq .data`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := limit.Check(); err != nil {
+				return err
+			}
+			if o.After != "" {
+				if _, err := strconv.ParseUint(o.After, 10, 63); err != nil {
+					return cli.Errorf(cli.ExitUsage, "--since takes an event's id, or 0 for all that the gateway has")
+				}
+			}
+			g, err := tailGateway(cmd, &rf, address)
+			if err != nil {
+				return err
+			}
+			ctx, cancel := limit.Context(cmd)
+			defer cancel()
+			printed, isText := 0, out.IsText(cmd)
+			o.OnNotice = func(notice string) {
+				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: %s\n", term.SafeLine(notice))
+			}
+			o.OnEvent = func(e client.Event) error {
+				if err := printEvent(cmd, e, isText); err != nil {
+					return cli.Errorf(cli.ExitFailure, "write: %w", err)
+				}
+				if printed++; printed == limit.Count {
+					return client.ErrStop
+				}
+				return nil
+			}
+			err = g.Tail(ctx, o)
+			timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
+			switch {
+			case timedOut && printed < limit.Count:
+				return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, limit.Count)
+			case timedOut && errors.Is(err, context.DeadlineExceeded):
+				return cli.Errorf(cli.ExitTimeout, "the gateway at %s did not answer within the time of --for", g.Host())
+			case errors.Is(err, context.Canceled): // Ctrl-C
+				return nil
+			}
+			return err
+		},
+	}
+	rf.AddFlags(c)
+	f := c.Flags()
+	f.StringVar(&address, "url", cli.EnvOr("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
+	f.StringSliceVar(&o.Topics, "topics", nil, "only these `TOPICS`; log/* selects all topics below log (default: all)")
+	f.StringVar(&o.After, "since", "", "start after the event `ID`; 0: with everything that the gateway has (default: new events only)")
+	limit.AddFlags(c, "end", "events")
+	out.AddStreamFlags(c)
+	return c
+}
+
+// tailGateway makes the client of the gateway that the flags, the environment and the context
+// name.
+//
+// An explicit flag comes before every variable. Of the rest --url comes before --relay, and the
+// gateway's token before the relay's. The context serves the gateway of its relay only.
+func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*client.Gateway, error) {
+	byRelay := cmd.Flags().Changed("relay")
+	if byRelay && cmd.Flags().Changed("url") {
+		return nil, cli.Errorf(cli.ExitUsage, "give either --url or --relay")
+	}
+	saved, err := rf.Context()
+	if err != nil {
+		return nil, err
+	}
+	relay := rf.URL
+	if saved != nil {
+		relay = saved.Relay()
+	}
+	flag, host := "--url", ""
+	if u, err := url.Parse(relay); err == nil && u.Host != "" {
+		host = u.Hostname()
+		if address == "" || byRelay {
+			address = u.Scheme + "://" + net.JoinHostPort(host, cli.EnvOr("MCP_SSE_PORT", client.GatewayPort))
+			flag = "--relay"
+		}
+	} else if address == "" || byRelay {
+		flag, address = "--relay", rf.URL
+	}
+	o := client.Options{URL: address}
+	if !cmd.Flags().Changed("token-file") {
+		o.Token, err = envToken("MCP_SSE_AUTH_TOKEN")
+	}
+	if o.Token == "" && err == nil && rf.TokenFile != "" {
+		o.Token, err = cli.ReadToken(rf.TokenFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if u, err := url.Parse(address); saved != nil && err == nil && u.Hostname() == host {
+		if o.TLS = saved.TLS(); o.Token == "" {
+			o.NewToken = saved.Token
+		}
+		return newGateway(flag, o, client.StreamPath)
+	}
+	if o.TLS, err = cli.ClientTLS(rf.CAFile, rf.CASHA256, address); err != nil {
+		return nil, err
+	}
+	return newGateway(flag, o, client.StreamPath)
+}
+
+// printEvent prints an event as text, or as one line of JSON.
+func printEvent(cmd *cobra.Command, e client.Event, isText bool) error {
+	w := cmd.OutOrStdout()
+	if isText {
+		_, err := fmt.Fprintf(w, "%s  %s  %s  %s\n", time.Now().Format(time.TimeOnly),
+			term.SafeLine(e.ID), term.SafeLine(e.Topic), term.SafeLine(string(e.Data)))
+		return err
+	}
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(e)
+}

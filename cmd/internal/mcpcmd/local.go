@@ -1,0 +1,29 @@
+//go:build linux && !agentctl_omit_relay
+
+package mcpcmd
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+
+	"go.uber.org/zap"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/mcplocal"
+	"agentctl/relay/mcp/stdio"
+)
+
+// serveLocal serves this board over MCP, in this process, and sets the URL and the client of o.
+func serveLocal(ctx context.Context, socket string, log *zap.Logger, o *stdio.Options) (closeServer func(), err error) {
+	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: cli.Version, Log: log})
+	if errors.Is(err, mcplocal.ErrAgentID) {
+		return nil, cli.Errorf(cli.ExitUsage, "MCP_AGENT_ID: %w", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o.URL, o.Client = strings.TrimSuffix(mcplocal.URL, "/mcp"), b.Client()
+	return func() { b.Close() }, nil
+}

@@ -1,0 +1,122 @@
+//go:build !agentctl_omit_relay
+
+// Package mcpcmd has the commands 'agentctl mcp': the MCP server on stdin and stdout, which is a
+// bridge to a relay or serves this board, and those that add it to the configuration of MCP clients.
+package mcpcmd
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/config"
+	"agentctl/relay/mcp/stdio"
+)
+
+// New returns the command mcp with its subcommands.
+func New() *cobra.Command {
+	rf := cli.RelayFlags{ForMCP: true}
+	var local bool
+	var socket, names, toolset, logLevel string
+	c := &cobra.Command{
+		Use:   "mcp",
+		Short: "Run an MCP server on stdin and stdout",
+		Long: `Run an MCP server on stdin and stdout, for clients that can only start programs.
+
+It is a bridge to the relay's /mcp: the client sees what the relay offers to the token.
+The token comes from --token-file, else from the environment variable MCP_TOKEN, else from the
+context of 'agentctl login', which is refreshed as long as the bridge runs. It lists the tools of
+the toolset fleet, a few for any number of boards, unless --toolset says otherwise.
+
+When the relay restarts, the bridge waits up to 15 s for it and its boards, and sends requests again
+that cannot have run, or that only read; other calls fail with their outcome. Calls of streams
+last 20 s at most.
+
+With --local it needs no relay and serves this board through the daemon's control socket.
+
+MCP_AGENT_ID names the agent. With --local it is the name in the log. Through a relay the token says
+who the agent is: a token of another one is refused.
+
+Tool names have _ in place of dots, because some clients reject dots; --names dotted keeps the
+dots.`,
+		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
+  agentctl mcp --local
+  agentctl mcp connect claude-code        writes the client's file; after agentctl login`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := cli.NewLogger(logLevel)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = log.Sync() }()
+			if names != "flat" && names != "dotted" {
+				return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", names)
+			}
+			ctx := cmd.Context()
+			o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
+			if local {
+				closeServer, err := serveLocal(ctx, socket, log, &o)
+				if err != nil {
+					return err
+				}
+				defer closeServer()
+				o.URL = client.MCPURL(o.URL, "", names == "flat")
+			} else {
+				rc, err := rf.Client()
+				if err != nil {
+					return err
+				}
+				o.URL, o.Client = client.MCPURL(rc.URL(), toolset, names == "flat"), rc.HTTP()
+				o.Token = tokenSource(rf.TokenFile)
+				if saved, err := rf.Context(); err != nil {
+					return err
+				} else if saved != nil {
+					o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
+				}
+				// Other errors of the token answer the client's requests: the relay may be back by then.
+				o.Token = checkAgentID(o.Token)
+				if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
+					return cli.Errorf(cli.ExitUnauthorized, "%w", err)
+				}
+			}
+			// A read of stdin cannot be interrupted: closing it is what ends one.
+			defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
+			err = stdio.Serve(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), o)
+			if errors.Is(err, context.Canceled) {
+				return nil
+			}
+			return err
+		},
+	}
+	rf.AddFlags(c)
+	f := c.Flags()
+	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
+	f.StringVar(&socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
+	f.StringVar(&toolset, "toolset", client.FleetToolset, toolsetUsage)
+	f.StringVar(&logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	c.AddCommand(newConnect(), newDisconnect(), newConfig())
+	return c
+}
+
+// errLocalNeedsLinux reports --local on another system.
+func errLocalNeedsLinux() error {
+	return cli.Errorf(cli.ExitUsage, "--local needs a daemon on this machine, and daemons run on Linux only; leave --local, to use the relay that you are logged in to")
+}
+
+// toolsetUsage describes --toolset.
+const toolsetUsage = "list the tools of toolset `NAME`: fleet, boards or all; plugins can be added after commas"
+
+// tokenSource returns the source of the token that each request carries: the file, read anew each time
+// because it may be renewed, or MCP_TOKEN if no file is named.
+func tokenSource(file string) func(context.Context, string) (string, error) {
+	return func(context.Context, string) (string, error) {
+		if file == "" {
+			return os.Getenv("MCP_TOKEN"), nil
+		}
+		return cli.ReadToken(file)
+	}
+}

@@ -1,0 +1,35 @@
+//go:build linux && !agentctl_omit_relay
+
+package serving
+
+import (
+	"os"
+	"strings"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/config"
+	"agentctl/relay/gateway"
+)
+
+// GatewayEnv is what the environment says of the gateway; the tokens and the secret may
+// also be systemd credentials of the variable's name in lower case.
+func GatewayEnv() (gateway.Env, error) {
+	e, err := gateway.FromEnv(func(name string) string {
+		v := os.Getenv(name)
+		if base, ok := strings.CutSuffix(name, "_FILE"); ok && v == "" && os.Getenv(base) == "" {
+			return config.Credential(strings.ToLower(base))
+		}
+		return v
+	})
+	if err != nil {
+		return e, cli.Errorf(cli.ExitUsage, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return e, nil
+}
+
+// GatewayAccess reads the gateway's tokens and origins from the environment and the files that it
+// names.
+func GatewayAccess() (gateway.Access, error) {
+	e, err := GatewayEnv()
+	return gateway.Access{SubscribeToken: e.SubscribeToken, IngestToken: e.IngestToken, AllowOrigins: e.AllowOrigins}, err
+}

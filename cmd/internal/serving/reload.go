@@ -1,0 +1,65 @@
+//go:build linux && !agentctl_omit_relay
+
+// Package serving has what the commands that serve, 'agentctl relay' and 'agentctl events serve',
+// share: reloads on SIGHUP, the settings of the event gateway in the environment, and the flag for
+// trusted proxies.
+package serving
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"agentctl/daemon"
+	"agentctl/relay"
+)
+
+// Reloads calls reload for each SIGHUP until ctx ends, and says in the log and to systemd
+// what became of it; serving is the status before the first one. wait returns when it has ended.
+func Reloads(ctx context.Context, hup <-chan os.Signal, log *zap.Logger, serving string, reload func() []relay.Reloaded) (wait func()) {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hup:
+				daemon.NotifyReloading()
+				daemon.NotifySystemd("READY=1", "STATUS="+serving+"; "+describeReload(log, reload()))
+			}
+		}
+	})
+	return wg.Wait
+}
+
+// describeReload logs what was reloaded, and sums it up on one line.
+func describeReload(log *zap.Logger, list []relay.Reloaded) string {
+	var done, failed []string
+	for _, r := range list {
+		if r.Err != nil {
+			log.Error("not reloaded; what was there before stays in force", zap.String("source", r.Source), zap.Error(r.Err))
+			failed = append(failed, fmt.Sprintf("%s: %v", r.Source, r.Err))
+			continue
+		}
+		log.Info("reloaded", zap.String("source", r.Source))
+		done = append(done, r.Source)
+	}
+	at := "reloaded at " + time.Now().Format(time.TimeOnly)
+	switch {
+	case len(list) == 0:
+		log.Info("nothing to reload: no plugin has changed, and no flag names a file")
+		return at + ": nothing"
+	case len(failed) > 0:
+		at = "reload at " + time.Now().Format(time.TimeOnly) + " failed for " + strings.Join(failed, "; ")
+		if len(done) > 0 {
+			at += "; done for " + strings.Join(done, ", ")
+		}
+		return strings.ReplaceAll(at, "\n", " ")
+	}
+	return at + ": " + strings.Join(done, ", ")
+}
