@@ -18,11 +18,7 @@ import (
 
 // NewCall returns the command call, which calls a tool and prints its result or its stream.
 func NewCall() *cobra.Command {
-	var rf cli.RelayFlags
-	var out cli.Output
-	var limit cli.Limits
-	var stream streamFlags
-	var args string
+	var call callFlags
 	c := &cobra.Command{
 		Use:   "call TOOL [key=value...]",
 		Short: "Call a tool of a board through the relay",
@@ -54,57 +50,78 @@ order, each with "backfilled":true. With --no-reconnect an interrupted stream en
   agentctl call fleet.query metrics=cpu_pct,mem_pct from=24h
   agentctl call sysecho.01hzx9k3m4p7q8r9s0t1v2w3xy.echo.invoke --args '{"message":"hi"}'`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, argv []string) error {
-			if err := errors.Join(limit.Check(), stream.check()); err != nil {
-				return err
-			}
-			if _, err := toolArguments(args, argv[1:], nil); err != nil { // what is wrong with them needs no relay
-				return err
-			}
-			rc, err := rf.Client()
-			if err != nil {
-				return err
-			}
-			tool, err := rc.ResolveTool(cmd.Context(), argv[0])
-			if err != nil {
-				return err
-			}
-			ctx, cancel := limit.Context(cmd)
-			defer cancel()
-			types := argumentTypes(ctx, rc, tool, argv[1:])
-			arguments, err := toolArguments(args, argv[1:], types)
-			if err != nil {
-				return err
-			}
-			if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
-				frames := 0
-				return stream.run(ctx, cmd, &rf, rc, tool, arguments, func(frame []byte) error {
-					if err := printFrame(cmd, &out, frame); err != nil {
-						return err
-					}
-					if frames++; frames == limit.Count {
-						return client.ErrStop
-					}
-					return nil
-				})
-			}
-			answer, err := rc.Call(ctx, tool, arguments)
-			if err != nil {
-				return callFailed(cmd, &out, err, &cli.CallError{Tool: tool, Arguments: arguments, Takes: slices.Sorted(maps.Keys(types))})
-			}
-			return out.Print(cmd, answer, func() error { return printResult(cmd, answer) })
-		},
+		RunE: func(cmd *cobra.Command, words []string) error { return call.run(cmd, words[0], words[1:]) },
 	}
-	rf.AddFlags(c)
-	out.AddFlags(c)
-	c.Flags().StringVar(&args, "args", "", "the arguments as one `JSON` object")
-	limit.AddFlags(c, "end a stream", "frames")
-	stream.flags(c)
+	call.relay.AddFlags(c)
+	call.out.AddFlags(c)
+	c.Flags().StringVar(&call.args, "args", "", "the arguments as one `JSON` object")
+	call.limit.AddFlags(c, "end a stream", "frames")
+	call.stream.addFlags(c)
 	return c
 }
 
-// argumentTypes returns the types of a tool's arguments, nil if they are not known: a relay that does
-// not say them still takes the call.
+// callFlags are the flags of call.
+type callFlags struct {
+	relay  cli.RelayFlags
+	out    cli.Output
+	limit  cli.Limits
+	stream streamFlags
+	args   string // JSON; "" if the arguments are words
+}
+
+// run calls the tool that ref names, with arguments in the form key=value unless --args has them.
+//
+// Arguments are parsed twice. Most mistakes in them are found before a request to the relay; but what
+// a value means depends on the tool's schema, which the relay may have to be asked for.
+func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
+	if err := errors.Join(f.limit.Check(), f.stream.check()); err != nil {
+		return err
+	}
+	if _, err := toolArguments(f.args, words, nil); err != nil {
+		return err
+	}
+	rc, err := f.relay.Client()
+	if err != nil {
+		return err
+	}
+	tool, err := rc.ResolveTool(cmd.Context(), ref)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := f.limit.Context(cmd)
+	defer cancel()
+	types := argumentTypes(ctx, rc, tool, words)
+	arguments, err := toolArguments(f.args, words, types)
+	if err != nil {
+		return err
+	}
+	if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
+		return f.printStream(ctx, cmd, rc, tool, arguments)
+	}
+	answer, err := rc.Call(ctx, tool, arguments)
+	if err != nil {
+		return callFailed(cmd, &f.out, err, &cli.CallError{Tool: tool, Arguments: arguments, Takes: slices.Sorted(maps.Keys(types))})
+	}
+	return f.out.Print(cmd, answer, func() error { return printResult(cmd, answer) })
+}
+
+// printStream prints the frames of a stream until it ends or --count have come.
+func (f *callFlags) printStream(ctx context.Context, cmd *cobra.Command, rc *client.Client, tool string, arguments json.RawMessage) error {
+	printed := 0
+	return f.stream.run(ctx, cmd, &f.relay, rc, tool, arguments, func(frame []byte) error {
+		if err := printFrame(cmd, &f.out, frame); err != nil {
+			return err
+		}
+		if printed++; printed == f.limit.Count {
+			return client.ErrStop
+		}
+		return nil
+	})
+}
+
+// argumentTypes returns the types of a tool's arguments by name, nil if they are not known. Those of a
+// board's tools are in the binary; for others it asks the relay. An error is ignored because the call
+// works without types: the relay then checks the arguments.
 func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []string) map[string]manifest.ArgumentType {
 	if _, ofBoard := manifest.ParseToolName(tool); ofBoard || len(words) == 0 {
 		return manifest.ArgumentTypes(tool)
@@ -132,7 +149,8 @@ func toolArguments(raw string, words []string, types map[string]manifest.Argumen
 	return json.RawMessage(raw), nil
 }
 
-// printFrame prints one JSON value of a stream: a line, or with -o yaml a document.
+// printFrame prints one JSON value of a stream: a line, or with -o yaml a document, so that a reader
+// can use each value when it comes.
 func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
 	if out.Format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")
@@ -141,6 +159,7 @@ func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
 	return printLine(cmd, frame)
 }
 
+// printLine prints JSON on one line.
 func printLine(cmd *cobra.Command, line []byte) error {
 	_, err := fmt.Fprintf(term.JSONWriter(cmd.OutOrStdout()), "%s\n", line)
 	return err

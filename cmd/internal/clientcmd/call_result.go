@@ -15,7 +15,7 @@ import (
 )
 
 // printResult prints the result of a tool for people: content blocks as text, anything else as a line
-// of JSON.
+// of JSON. The text is escaped for the terminal: a board or a plugin wrote it.
 func printResult(cmd *cobra.Command, answer json.RawMessage) error {
 	text, ok := contentText(answer)
 	if !ok {
@@ -42,8 +42,8 @@ type contentBlock struct {
 	} `json:"resource"`
 }
 
-// contentText renders a result that is {"content":[...]} and nothing else but "isError". ok is false
-// for structured content, which is JSON of the tool's own form.
+// contentText renders a result that has the members "content" and perhaps "isError" and no others. ok
+// is false for structured content, whose form the tool defines: it is printed as JSON.
 func contentText(result json.RawMessage) (text string, ok bool) {
 	var members map[string]json.RawMessage
 	var blocks []contentBlock
@@ -62,7 +62,8 @@ func contentText(result json.RawMessage) (text string, ok bool) {
 	return strings.Join(lines, "\n"), true
 }
 
-// String is the text of a block; of binary data its type and size.
+// String returns the text of a block, and for binary data its type and size: bytes of an image do not
+// belong on a terminal. -o json prints them.
 func (b *contentBlock) String() string {
 	binary := func(kind, mime, data string) string {
 		return fmt.Sprintf("[%s, %s, %s]", kind, cmp.Or(mime, "of unknown type"), term.Bytes(uint64(base64.RawStdEncoding.DecodedLen(len(strings.TrimRight(data, "="))))))
@@ -86,8 +87,8 @@ func (b *contentBlock) String() string {
 	return fmt.Sprintf("[%s]", b.Type) // of a newer version of MCP; -o json prints it
 }
 
-// callFailed returns the error of a failed call. What a tool answers itself is the error's text, and
-// with -o it is printed as well.
+// callFailed returns call with err in it. If the tool itself answered with an error, the answer becomes
+// the error's text, and with -o it is printed on stdout too, for the program that reads it there.
 func callFailed(cmd *cobra.Command, out *cli.Output, err error, call *cli.CallError) error {
 	call.Err = err
 	answer, ok := err.(*client.ToolError)

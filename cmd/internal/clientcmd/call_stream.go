@@ -15,12 +15,13 @@ import (
 	"agentctl/transport/sse"
 )
 
-// streamFlags are those of a stream that is interrupted.
+// streamFlags say what to do when a stream is interrupted.
 type streamFlags struct {
-	backfill, once bool
+	backfill bool // print the missed frames from the board's history
+	once     bool // end instead of connecting again
 }
 
-func (f *streamFlags) flags(c *cobra.Command) {
+func (f *streamFlags) addFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.backfill, "backfill", false, "after an interruption print the missed frames from the board's history, with \"backfilled\":true")
 	c.Flags().BoolVar(&f.once, "no-reconnect", false, "end a stream when it is interrupted, with an exit code that says why")
 }
@@ -32,8 +33,8 @@ func (f *streamFlags) check() error {
 	return nil
 }
 
-// run calls fn with each frame of a stream. Frames go to stdout; what happens to the
-// connection is said on stderr.
+// run calls fn with each frame of a stream, and reconnects with a client of the flags rf unless
+// --no-reconnect says otherwise. It reports interruptions on stderr, because frames go to stdout.
 func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.RelayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
 	if f.once {
 		err := rc.Metrics(ctx, tool, arguments, fn)
@@ -43,24 +44,25 @@ func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.Relay
 		}
 		return err
 	}
-	said := "" // each reason once
+	// While the relay is away, each attempt fails for the same reason: it is printed once.
+	lastReason := ""
 	follow := client.Follow{
 		Open: rf.Client, Tool: tool, Arguments: arguments, Backfill: f.backfill, OnFrame: fn,
 		OnRetry: func(err error, _ time.Duration) {
-			if reason := err.Error(); reason != said {
-				said = reason
+			if reason := err.Error(); reason != lastReason {
+				lastReason = reason
 				fmt.Fprintf(cmd.ErrOrStderr(), "%s; reconnecting\n", term.SafeLine(reason))
 			}
 		},
 		OnGap: func(g client.Gap) {
-			said = ""
+			lastReason = ""
 			fmt.Fprintln(cmd.ErrOrStderr(), term.SafeLine(gapText(&g, f.backfill)))
 		},
 	}
 	return follow.Run(ctx)
 }
 
-// gapText says what a reader missed, and what of it was filled.
+// gapText describes an interruption that has ended: what was missed, and how much of it was filled.
 func gapText(g *client.Gap, backfill bool) string {
 	at := func(ms int64) string { return time.UnixMilli(ms).Format(time.RFC3339) }
 	text := fmt.Sprintf("missed %s to %s: %d frames", at(g.FromMS), at(g.ToMS), g.Missed)

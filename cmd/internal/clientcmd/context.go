@@ -46,6 +46,7 @@ func newContextLs() *cobra.Command {
 	return c
 }
 
+// printContexts prints a table. A context whose file cannot be read has the reason in place of its relay.
 func printContexts(cmd *cobra.Command, list []login.Info) error {
 	t := term.NewTable(cmd.OutOrStdout(), "CONTEXT", "CURRENT", "RELAY", "AGENT", "TENANT")
 	for _, i := range list {
@@ -96,7 +97,7 @@ revokes it; the way back is a new invite.`,
 		ValidArgsFunction: cli.CompleteContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s := cli.ContextStore()
-			agent := ""
+			agent := "" // for the hint; it is lost with the file
 			if list, err := s.List(); err == nil {
 				for _, i := range list {
 					if i.Name == args[0] {

@@ -47,6 +47,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 			if o.Code, err = cli.ReadCode(cmd, args[1:], codeFile, "agentctl invite --agent NAME"); err != nil {
 				return err
 			}
+			// A context keeps the path of an authority, or a pin, which replaces the path.
 			if o.CASHA256 == "" {
 				if o.CAFile, err = absolutePath(caFile); err != nil {
 					return err
@@ -77,7 +78,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	return c
 }
 
-// absolutePath makes a path of a flag absolute: a context is used in other directories too.
+// absolutePath makes a path of a flag absolute, because a context is used in other directories too.
 func absolutePath(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -89,7 +90,7 @@ func absolutePath(path string) (string, error) {
 	return v.(string), nil
 }
 
-// explainLogin adds the next step to an error of a login.
+// explainLogin adds the next step to an error of a login; name is that of the context.
 func explainLogin(err error, name string) error {
 	var other *login.OtherRelayError
 	var file *login.FileError

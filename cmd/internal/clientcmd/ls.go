@@ -49,6 +49,8 @@ func NewLs() *cobra.Command {
 	return c
 }
 
+// printNodes prints a table of boards. It has the column TAGS only if a board has one, which keeps it
+// narrow for a fleet without tags.
 func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
 	switch {
 	case len(nodes) == 0 && len(tags) > 0:
@@ -74,6 +76,8 @@ func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
 	return t.Flush()
 }
 
+// lastSeen is "now" for a board that answers. A suspect board is linked but silent, so that for it too
+// the age of its last message counts.
 func lastSeen(n *client.Node) string {
 	if n.Online && !n.Suspect {
 		return "now"
@@ -108,6 +112,7 @@ func NewDescribe() *cobra.Command {
 	return c
 }
 
+// describeNode prints a board, a line for each attribute that is set.
 func describeNode(cmd *cobra.Command, n *client.Node) error {
 	name := n.Name
 	if !n.NameSet {

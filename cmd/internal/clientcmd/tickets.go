@@ -3,7 +3,6 @@ package clientcmd
 import (
 	"context"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,11 +14,11 @@ import (
 	"agentctl/duration"
 )
 
-// ticketCmd is what the subcommands share.
+// ticketCmd has the flags that the subcommands share. Each subcommand has one.
 type ticketCmd struct {
-	rf     cli.RelayFlags
+	relay  cli.RelayFlags
 	out    cli.Output
-	dryRun bool
+	dryRun bool // of those that change something
 }
 
 // NewTickets returns the commands tickets.
@@ -35,9 +34,9 @@ id, or a unique beginning or end of it. Changes need a token with the scope tick
 	return c
 }
 
-// flags adds the common flags; changes are those of commands that change something.
-func (t *ticketCmd) flags(c *cobra.Command, changes bool) *cobra.Command {
-	t.rf.AddFlags(c)
+// addFlags adds the common flags to c and returns it; changes says whether c changes something.
+func (t *ticketCmd) addFlags(c *cobra.Command, changes bool) *cobra.Command {
+	t.relay.AddFlags(c)
 	t.out.AddFlags(c)
 	if changes {
 		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "print what would be done, and do nothing")
@@ -60,7 +59,7 @@ func newTicketsLs() *cobra.Command {
 			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
 				return err
 			}
-			rc, err := t.rf.Client()
+			rc, err := t.relay.Client()
 			if err != nil {
 				return err
 			}
@@ -73,7 +72,7 @@ func newTicketsLs() *cobra.Command {
 	}
 	c.Flags().StringVar(&status, "status", "", "only tickets of this `STATUS`: "+orList(client.TicketStatuses))
 	c.Flags().IntVar(&limit, "limit", 50, "at most `N` tickets")
-	return t.flags(c, false)
+	return t.addFlags(c, false)
 }
 
 func newTicketsShow() *cobra.Command {
@@ -91,7 +90,7 @@ func newTicketsShow() *cobra.Command {
 			return t.out.Print(cmd, k, func() error { return printTicket(cmd.OutOrStdout(), k) })
 		},
 	}
-	return t.flags(c, false)
+	return t.addFlags(c, false)
 }
 
 func newTicketsCreate() *cobra.Command {
@@ -120,11 +119,11 @@ func newTicketsCreate() *cobra.Command {
 				return err
 			}
 			if bodyFile != "" {
-				if req.Body, err = readBody(cmd.InOrStdin(), bodyFile); err != nil {
+				if req.Body, err = readBody(cmd, bodyFile); err != nil {
 					return err
 				}
 			}
-			rc, err := t.rf.Client()
+			rc, err := t.relay.Client()
 			if err != nil {
 				return err
 			}
@@ -152,10 +151,11 @@ func newTicketsCreate() *cobra.Command {
 	f.StringVar(&approval, "approval", "", "request an approval of this `ACTION`")
 	f.Var(duration.NewValue(&expires, 0), "expires", "the approval request expires after `DURATION` (default 1h)")
 	f.StringVar(&req.Key, "idempotency-key", "", "a `WORD`; commands with the same one create one ticket")
-	return t.flags(c, true)
+	return t.addFlags(c, true)
 }
 
-// checkWord refuses a word that is not of a closed set, as a mistake in the command.
+// checkWord refuses a word that is not one of words. The relay would too, but as a failed call and not
+// as a mistake in the command (exit code 2).
 func checkWord(where, noun, word string, words []string) error {
 	if slices.Contains(words, word) {
 		return nil
@@ -169,9 +169,9 @@ func orList(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// find gets a ticket by its id or a part of it.
+// find gets a ticket by its id or a part of it, and the client for what is to be done with it.
 func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *client.Ticket, error) {
-	rc, err := t.rf.Client()
+	rc, err := t.relay.Client()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -179,18 +179,19 @@ func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *clie
 	return rc, k, err
 }
 
-// readBody reads a ticket's body from a file or, for -, from stdin.
-func readBody(stdin io.Reader, path string) (string, error) {
-	r := stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
-		}
-		defer func() { _ = f.Close() }()
-		r = f
+// maxBodyFile is how much of a body is read, bytes: far more than a relay takes, so that the relay's
+// refusal names its bound, and little enough for memory when the file is a mistake.
+const maxBodyFile = 1 << 20
+
+// readBody reads a ticket's body from a file or, for -, from stdin. A log may have bytes that are not
+// UTF-8, which JSON cannot carry: they become question marks.
+func readBody(cmd *cobra.Command, path string) (string, error) {
+	r, err := openInput(cmd, path)
+	if err != nil {
+		return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
 	}
-	b, err := io.ReadAll(io.LimitReader(r, 1<<20))
+	defer func() { _ = r.Close() }()
+	b, err := io.ReadAll(io.LimitReader(r, maxBodyFile))
 	if err != nil {
 		return "", cli.Errorf(cli.ExitFailure, "read --body-file: %w", err)
 	}

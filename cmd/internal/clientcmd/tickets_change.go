@@ -29,7 +29,7 @@ func newTicketsComment() *cobra.Command {
 			})
 		},
 	}
-	return t.flags(c, true)
+	return t.addFlags(c, true)
 }
 
 func newTicketsAssign() *cobra.Command {
@@ -53,7 +53,7 @@ func newTicketsAssign() *cobra.Command {
 			})
 		},
 	}
-	return t.flags(c, true)
+	return t.addFlags(c, true)
 }
 
 func newTicketsMove() *cobra.Command {
@@ -71,9 +71,10 @@ func newTicketsMove() *cobra.Command {
 			return t.move(cmd, argv[0], argv[1])
 		},
 	}
-	return t.flags(c, true)
+	return t.addFlags(c, true)
 }
 
+// newTicketsDecide makes approve and reject, which move a ticket to a status.
 func newTicketsDecide(verb, status, about string) *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
@@ -84,11 +85,11 @@ func newTicketsDecide(verb, status, about string) *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, argv []string) error { return t.move(cmd, argv[0], status) },
 	}
-	return t.flags(c, true)
+	return t.addFlags(c, true)
 }
 
-// move reads the ticket first: --dry-run can then show whether the change is allowed, and the
-// text of undo needs the status before.
+// move changes a ticket's status. It reads the ticket first: --dry-run can then show whether the change
+// is allowed, and the text of undo needs the status before.
 func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 	rc, old, err := t.find(cmd.Context(), ref)
 	if err != nil {
@@ -112,9 +113,9 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 	})
 }
 
-// change calls a tool that changes a ticket, and says what it did and how to undo it.
-// What was done goes to stderr and the ticket to stdout. Without -o only the id of a new ticket
-// is printed there, for scripts.
+// change calls the tool tickets.<verb> and prints what it did and how to undo it, as describe says.
+// That goes to stderr, and the ticket with -o to stdout. Without -o stdout has only the id of a new
+// ticket: id=$(agentctl tickets create TITLE).
 func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args any, describe func(*client.Ticket) (did, undo string)) error {
 	if t.dryRun {
 		line, err := json.Marshal(args)
@@ -136,7 +137,7 @@ func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, a
 		if verb != "create" {
 			return nil
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(k.ID)) // for scripts
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(k.ID))
 		return err
 	})
 }

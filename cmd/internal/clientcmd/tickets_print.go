@@ -13,6 +13,7 @@ import (
 	"agentctl/term"
 )
 
+// printTickets prints a table of tickets.
 func printTickets(cmd *cobra.Command, list []client.Ticket) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no tickets; open one with: agentctl tickets create TITLE")
@@ -25,6 +26,8 @@ func printTickets(cmd *cobra.Command, list []client.Ticket) error {
 	return t.Flush()
 }
 
+// printTicket prints all of a ticket. Its texts come from boards, agents and people: what could control
+// the terminal is escaped.
 func printTicket(w io.Writer, k *client.Ticket) error {
 	row := func(name, value string) { fmt.Fprintf(w, "%-10s %s\n", name, term.SafeLine(value)) }
 	row("Ticket", k.ID)
@@ -57,10 +60,10 @@ func printTicket(w io.Writer, k *client.Ticket) error {
 	return nil
 }
 
-// assignee is who works on a ticket, as tickets assign takes it.
+// assignee is who works on a ticket, or "-" for nobody, as 'tickets assign' takes it.
 func assignee(k *client.Ticket) string { return cmp.Or(k.AgentID, "-") }
 
-// allowedStatuses are the statuses that a ticket can change to.
+// allowedStatuses lists the statuses that a ticket can change to; the relay decides them.
 func allowedStatuses(k *client.Ticket) string {
 	return cmp.Or(strings.Join(k.Allowed, ", "), "nothing")
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +14,7 @@ import (
 	"agentctl/relay/stages"
 )
 
-// verified is what verify prints.
+// verified is what verify prints with -o.
 type verified struct {
 	Valid bool   `json:"valid"`
 	Alg   string `json:"alg"`
@@ -26,8 +25,7 @@ type verified struct {
 
 // NewVerify returns the command verify, which checks the signature of a saved answer without a relay.
 func NewVerify() *cobra.Command {
-	var out cli.Output
-	var keyFile, tool, uri, nonce string
+	var v verifyFlags
 	c := &cobra.Command{
 		Use:   "verify FILE",
 		Short: "Check the signature of a saved answer of a relay",
@@ -44,63 +42,76 @@ trust nothing in the answer.`,
   agentctl verify result.json --key-file a.key --tool tickets.list --nonce 5f1c
   agentctl verify - --key-file a.key --uri mcp://agents/directory.json < result.json`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			switch {
-			case keyFile == "":
-				return cli.Errorf(cli.ExitUsage, "give the key that the relay signs with: --key-file STATE_DIR/keys/NAME, or a copy of it")
-			case tool != "" && uri != "":
-				return cli.Errorf(cli.ExitUsage, "give --tool for the answer of a tool, or --uri for that of a resource, not both")
-			}
-			key, err := stages.ReadKeyFile(keyFile)
-			if err != nil {
-				return fmt.Errorf("read the key: %w", err)
-			}
-			answer, err := readAnswer(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			m := &answer.Message
-			switch {
-			case m.Data == "" && uri != "":
-				return cli.Errorf(cli.ExitUsage, "%s is the answer of a tool, not of a resource; use --tool", args[0])
-			case m.Data == "" && tool == "":
-				return cli.Errorf(cli.ExitUsage, "the signature covers the name of the tool that was called: add --tool NAME")
-			case m.Data != "" && tool != "":
-				return cli.Errorf(cli.ExitUsage, "%s is the answer of a resource, not of a tool; use --uri, or neither", args[0])
-			case uri != "":
-				m.URI = uri
-			}
-			m.Tool, m.Nonce = manifest.Canonical(tool), nonce
-			if err := answer.Verify(key); err != nil {
-				return notVerified(answer, keyFile, nonce, err)
-			}
-			v := verified{true, answer.Signature.Alg, answer.Signature.Kid, m.Tool, m.URI}
-			return out.Print(cmd, v, func() error {
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the signature is good (%s, key %s)\n", args[0], v.Alg, v.Kid)
-				return err
-			})
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return v.run(cmd, args[0]) },
 	}
-	out.AddFlags(c)
+	v.out.AddFlags(c)
 	f := c.Flags()
-	f.StringVar(&keyFile, "key-file", "", "`FILE` with the key that the relay signs with (key_file of the stage sign)")
-	f.StringVar(&tool, "tool", "", "`NAME` of the tool that was called")
-	f.StringVar(&uri, "uri", "", "`URI` of the resource that was read; default: the one in the answer")
-	f.StringVar(&nonce, "nonce", "", "`TEXT` that the request had as agentctl/nonce")
+	f.StringVar(&v.keyFile, "key-file", "", "`FILE` with the key that the relay signs with (key_file of the stage sign)")
+	f.StringVar(&v.tool, "tool", "", "`NAME` of the tool that was called")
+	f.StringVar(&v.uri, "uri", "", "`URI` of the resource that was read; default: the one in the answer")
+	f.StringVar(&v.nonce, "nonce", "", "`TEXT` that the request had as agentctl/nonce")
 	return c
+}
+
+// verifyFlags are the flags of verify.
+type verifyFlags struct {
+	out                       cli.Output
+	keyFile, tool, uri, nonce string
+}
+
+// run checks the answer in the file.
+func (v *verifyFlags) run(cmd *cobra.Command, file string) error {
+	switch {
+	case v.keyFile == "":
+		return cli.Errorf(cli.ExitUsage, "give the key that the relay signs with: --key-file STATE_DIR/keys/NAME, or a copy of it")
+	case v.tool != "" && v.uri != "":
+		return cli.Errorf(cli.ExitUsage, "give --tool for the answer of a tool, or --uri for that of a resource, not both")
+	}
+	key, err := stages.ReadKeyFile(v.keyFile)
+	if err != nil {
+		return fmt.Errorf("read the key: %w", err)
+	}
+	answer, err := readAnswer(cmd, file)
+	if err != nil {
+		return err
+	}
+	if err := v.complete(&answer.Message, file); err != nil {
+		return err
+	}
+	if err := answer.Verify(key); err != nil {
+		return notVerified(answer, v.keyFile, v.nonce, err)
+	}
+	good := verified{true, answer.Signature.Alg, answer.Signature.Kid, answer.Message.Tool, answer.Message.URI}
+	return v.out.Print(cmd, good, func() error {
+		_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the signature is good (%s, key %s)\n", file, good.Alg, good.Kid)
+		return err
+	})
+}
+
+// complete adds to a message from file what the signature covers but the answer does not have: the
+// request. Data is empty for the answer of a tool.
+func (v *verifyFlags) complete(m *stages.Message, file string) error {
+	switch {
+	case m.Data == "" && v.uri != "":
+		return cli.Errorf(cli.ExitUsage, "%s is the answer of a tool, not of a resource; use --tool", file)
+	case m.Data == "" && v.tool == "":
+		return cli.Errorf(cli.ExitUsage, "the signature covers the name of the tool that was called: add --tool NAME")
+	case m.Data != "" && v.tool != "":
+		return cli.Errorf(cli.ExitUsage, "%s is the answer of a resource, not of a tool; use --uri, or neither", file)
+	case v.uri != "":
+		m.URI = v.uri
+	}
+	m.Tool, m.Nonce = manifest.Canonical(v.tool), v.nonce
+	return nil
 }
 
 // readAnswer reads a saved answer from a file or, for -, from stdin.
 func readAnswer(cmd *cobra.Command, path string) (*stages.SignedAnswer, error) {
-	in := cmd.InOrStdin()
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = f.Close() }()
-		in = f
+	in, err := openInput(cmd, path)
+	if err != nil {
+		return nil, err
 	}
+	defer func() { _ = in.Close() }()
 	data, err := io.ReadAll(io.LimitReader(in, stages.MaxAnswer+1))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)

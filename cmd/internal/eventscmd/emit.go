@@ -21,8 +21,8 @@ const (
 	maxEmitStdin = 256 << 10 // bytes read of stdin; the gateway takes less
 )
 
-// newEmit is for scripts: without --strict neither a missing gateway nor a wrong token
-// fails the script, and emitTimeout bounds how long it is held up.
+// newEmit returns the command emit. It is for scripts: without --strict neither a missing gateway nor a
+// wrong token fails the script, and emitTimeout bounds how long it waits.
 func newEmit() *cobra.Command {
 	var to emitTarget
 	var strict bool
@@ -67,7 +67,7 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 	return c
 }
 
-// emitTarget is the gateway that an event goes to.
+// emitTarget says which gateway an event goes to.
 type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
 
 // emit publishes one event and returns its id. data "-" is read from stdin.
@@ -87,7 +87,7 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 		return "", err
 	}
 	if !cmd.Flags().Changed("ca-sha256") && !strings.HasPrefix(to.address, "https:") {
-		to.caSHA256 = "" // of a relay elsewhere; the gateway of this machine is on loopback
+		to.caSHA256 = "" // the variable is for a relay elsewhere; the gateway of this machine is on loopback
 	}
 	tlsConfig, err := cli.ClientTLS(to.caFile, to.caSHA256, to.address)
 	if err != nil {

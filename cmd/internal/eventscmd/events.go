@@ -3,7 +3,9 @@
 package eventscmd
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -20,7 +22,8 @@ func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
 	return c
 }
 
-// newGateway makes the client of a gateway; flag is where a person gave its address.
+// newGateway makes the client of a gateway for the endpoint at path. flag is where a person gave the
+// address, for the text of an error.
 func newGateway(flag string, o client.Options, path string) (*client.Gateway, error) {
 	g, err := client.NewGateway(o, path)
 	if err != nil {
@@ -29,7 +32,8 @@ func newGateway(flag string, o client.Options, path string) (*client.Gateway, er
 	return g, nil
 }
 
-// envToken is the token in an environment variable, or in the file that NAME_FILE names.
+// envToken returns the token in an environment variable or in the file that NAME_FILE names, "" if
+// neither is set. A file is the better place: other processes of the user see the environment.
 func envToken(name string) (string, error) {
 	if v := os.Getenv(name); v != "" {
 		return v, nil
@@ -43,4 +47,12 @@ func envToken(name string) (string, error) {
 		return "", fmt.Errorf("%s_FILE: %w", name, err)
 	}
 	return token, nil
+}
+
+// encodeLine writes v as one line of JSON. It leaves <, > and & as they are: the line is not part of a
+// page, and scripts compare it with what was published.
+func encodeLine(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
 }

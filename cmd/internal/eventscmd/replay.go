@@ -31,6 +31,7 @@ history of boards, agents and tickets.`,
 	return c
 }
 
+// newReplay returns the command replay.
 func newReplay() *cobra.Command {
 	var dir string
 	var from uint64
@@ -53,32 +54,16 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
   agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson
   agentctl events replay --verify`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if verify {
-				if from > 0 || len(q.Types) > 0 || q.Tenant != "" {
-					return cli.Errorf(cli.ExitUsage, "--verify needs all events: leave out --from, --type and --tenant")
-				}
-				return verifyReplay(cmd, &out, dir)
-			}
 			if from > 0 {
 				q.After = from - 1
 			}
-			r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
-			if errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
-			} else if err != nil {
-				return err
+			switch {
+			case !verify:
+				return printLog(cmd, out.Format, dir, q)
+			case from > 0 || len(q.Types) > 0 || q.Tenant != "":
+				return cli.Errorf(cli.ExitUsage, "--verify needs all events: leave out --from, --type and --tenant")
 			}
-			defer func() { _ = r.Close() }()
-			w := bufio.NewWriter(cmd.OutOrStdout())
-			p := eventPrinter{w: w, format: out.Format}
-			if term.AsTerminal(cmd.OutOrStdout()) != nil { // escape whole values, before they are cut for the buffer
-				p.w = term.JSONWriter(cmd.OutOrStdout())
-			}
-			err = r.Select(cmd.Context(), q, p.event)
-			if damaged := errors.Is(err, eventlog.ErrDamaged); err == nil || damaged && (p.n > 0 || p.format == "json") {
-				err = errors.Join(err, p.end(cmd.ErrOrStderr())) // the events before the damage
-			}
-			return errors.Join(err, w.Flush())
+			return verifyReplay(cmd, &out, dir)
 		},
 	}
 	cli.AddStateDirFlag(c, &dir)
@@ -91,10 +76,31 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
 	return c
 }
 
-// eventPrinter prints events one by one: a log may be larger than memory.
-//
-// A JSON list is written in pieces for the same reason. Column widths of the table are those of
-// flushEvery rows, so that they may change on the way.
+// printLog prints the events of a state directory's log that q selects. Where the log is damaged, it
+// prints the events before the damage.
+func printLog(cmd *cobra.Command, format, dir string, q eventlog.Query) error {
+	r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: name the relay's with --state-dir DIR", err)
+	} else if err != nil {
+		return err
+	}
+	defer func() { _ = r.Close() }()
+	w := bufio.NewWriter(cmd.OutOrStdout())
+	p := eventPrinter{w: w, format: format}
+	if term.AsTerminal(cmd.OutOrStdout()) != nil { // escape whole values, before they are cut for the buffer
+		p.w = term.JSONWriter(cmd.OutOrStdout())
+	}
+	err = r.Select(cmd.Context(), q, p.event)
+	if damaged := errors.Is(err, eventlog.ErrDamaged); err == nil || damaged && (p.n > 0 || p.format == "json") {
+		err = errors.Join(err, p.end(cmd.ErrOrStderr()))
+	}
+	return errors.Join(err, w.Flush())
+}
+
+// eventPrinter prints events one by one, because a log may be larger than memory. For the same reason it
+// writes a JSON list in pieces, and a table in parts of flushEvery rows: the widths of the columns may
+// change from part to part.
 type eventPrinter struct {
 	w      io.Writer
 	format string
@@ -105,13 +111,12 @@ type eventPrinter struct {
 // flushEvery is how many rows of the table are laid out together.
 const flushEvery = 1000
 
+// event prints one event.
 func (p *eventPrinter) event(e eventlog.Event) error {
 	p.n++
 	switch p.format {
 	case "ndjson":
-		enc := json.NewEncoder(p.w)
-		enc.SetEscapeHTML(false)
-		return enc.Encode(e)
+		return encodeLine(p.w, e)
 	case "json":
 		b, err := json.MarshalIndent(e, "  ", "  ")
 		if err != nil {
@@ -140,6 +145,7 @@ func (p *eventPrinter) event(e eventlog.Event) error {
 	return nil
 }
 
+// end completes the output after the last event.
 func (p *eventPrinter) end(stderr io.Writer) (err error) {
 	switch {
 	case p.format == "json" && p.n == 0:

@@ -19,13 +19,14 @@ import (
 	"agentctl/relay/gateway"
 )
 
-// serveFlags are the flags of events serve.
+// serveFlags are the flags of serve.
 type serveFlags struct {
 	listen, dir, cert, key, originFile, logLevel string
 	origins, proxies                             []string
 	insecure                                     bool
 }
 
+// newServe returns the command serve.
 func newServe() *cobra.Command {
 	var s serveFlags
 	c := &cobra.Command{
@@ -97,7 +98,7 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
-	waitReloads := func() {}
+	waitReloads := func() {} // until the gateway is ready
 	err = relay.ServeGateway(ctx, o, s.dir, func(base string, g *gateway.Gateway) {
 		fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
 		daemon.NotifySystemd("READY=1", "STATUS=serving "+base)
@@ -131,8 +132,8 @@ func (s *serveFlags) reload(cmd *cobra.Command, g *gateway.Gateway, certificate 
 	return append(list, relay.Reloaded{Source: "tokens and origins", Err: err})
 }
 
-// allowOrigins returns the origins of pages: list has those of the variable, which the flag
-// replaces; the file adds to either.
+// allowOrigins returns the origins of web pages that may connect. list has those of the environment,
+// which --allow-origin replaces; the file adds to either.
 func (s *serveFlags) allowOrigins(cmd *cobra.Command, list []string) (_ []string, err error) {
 	if cmd.Flags().Changed("allow-origin") {
 		if list, err = checkOrigins(s.origins); err != nil {

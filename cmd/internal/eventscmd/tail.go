@@ -2,7 +2,6 @@ package eventscmd
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -17,12 +16,9 @@ import (
 	"agentctl/term"
 )
 
+// newTail returns the command tail.
 func newTail() *cobra.Command {
-	var rf cli.RelayFlags
-	var out cli.Output
-	var limit cli.Limits
-	var address string
-	var o client.TailOptions
+	var t tailFlags
 	c := &cobra.Command{
 		Use:   "tail",
 		Short: "Subscribe to topics of the event gateway; reconnects and resumes",
@@ -39,55 +35,70 @@ invalid token; 7 if --for ends before --count is reached.`,
 		Example: `  agentctl events tail
   agentctl events tail --topics alert,ticket,log/* --since 0
   agentctl events tail --url https://relay.example:39300 --token-file agent.token -o ndjson | jq .data`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := limit.Check(); err != nil {
-				return err
-			}
-			if o.After != "" {
-				if _, err := strconv.ParseUint(o.After, 10, 63); err != nil {
-					return cli.Errorf(cli.ExitUsage, "--since takes an event's id, or 0 for all that the gateway has")
-				}
-			}
-			g, err := tailGateway(cmd, &rf, address)
-			if err != nil {
-				return err
-			}
-			ctx, cancel := limit.Context(cmd)
-			defer cancel()
-			printed, isText := 0, out.IsText(cmd)
-			o.OnNotice = func(notice string) {
-				fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: %s\n", term.SafeLine(notice))
-			}
-			o.OnEvent = func(e client.Event) error {
-				if err := printEvent(cmd, e, isText); err != nil {
-					return cli.Errorf(cli.ExitFailure, "write: %w", err)
-				}
-				if printed++; printed == limit.Count {
-					return client.ErrStop
-				}
-				return nil
-			}
-			err = g.Tail(ctx, o)
-			timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
-			switch {
-			case timedOut && printed < limit.Count:
-				return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, limit.Count)
-			case timedOut && errors.Is(err, context.DeadlineExceeded):
-				return cli.Errorf(cli.ExitTimeout, "the gateway at %s did not answer within the time of --for", g.Host())
-			case errors.Is(err, context.Canceled): // Ctrl-C
-				return nil
-			}
-			return err
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return t.run(cmd) },
 	}
-	rf.AddFlags(c)
+	t.relay.AddFlags(c)
 	f := c.Flags()
-	f.StringVar(&address, "url", cli.EnvOr("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
-	f.StringSliceVar(&o.Topics, "topics", nil, "only these `TOPICS`; log/* selects all topics below log (default: all)")
-	f.StringVar(&o.After, "since", "", "start after the event `ID`; 0: with everything that the gateway has (default: new events only)")
-	limit.AddFlags(c, "end", "events")
-	out.AddStreamFlags(c)
+	f.StringVar(&t.address, "url", cli.EnvOr("AGENTCTL_EVENTS_URL", ""), "`URL` of the gateway, with or without the stream's path [AGENTCTL_EVENTS_URL]")
+	f.StringSliceVar(&t.o.Topics, "topics", nil, "only these `TOPICS`; log/* selects all topics below log (default: all)")
+	f.StringVar(&t.o.After, "since", "", "start after the event `ID`; 0: with everything that the gateway has (default: new events only)")
+	t.limit.AddFlags(c, "end", "events")
+	t.out.AddStreamFlags(c)
 	return c
+}
+
+// tailFlags are the flags of tail.
+type tailFlags struct {
+	relay   cli.RelayFlags
+	out     cli.Output
+	limit   cli.Limits
+	address string
+	o       client.TailOptions
+}
+
+// run prints events until --count have come, --for is over or the command is interrupted.
+//
+// A tail that was ended by --for has done what it was asked to, and exits with 0. It has not if it
+// waited for a number of events, or if the gateway has not answered at all.
+func (t *tailFlags) run(cmd *cobra.Command) error {
+	if err := t.limit.Check(); err != nil {
+		return err
+	}
+	if t.o.After != "" {
+		if _, err := strconv.ParseUint(t.o.After, 10, 63); err != nil {
+			return cli.Errorf(cli.ExitUsage, "--since takes an event's id, or 0 for all that the gateway has")
+		}
+	}
+	g, err := tailGateway(cmd, &t.relay, t.address)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := t.limit.Context(cmd)
+	defer cancel()
+	printed, isText := 0, t.out.IsText(cmd)
+	t.o.OnNotice = func(notice string) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "agentctl: %s\n", term.SafeLine(notice))
+	}
+	t.o.OnEvent = func(e client.Event) error {
+		if err := printEvent(cmd, e, isText); err != nil {
+			return cli.Errorf(cli.ExitFailure, "write: %w", err)
+		}
+		if printed++; printed == t.limit.Count {
+			return client.ErrStop
+		}
+		return nil
+	}
+	err = g.Tail(ctx, t.o)
+	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
+	switch {
+	case timedOut && printed < t.limit.Count:
+		return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, t.limit.Count)
+	case timedOut && errors.Is(err, context.DeadlineExceeded):
+		return cli.Errorf(cli.ExitTimeout, "the gateway at %s did not answer within the time of --for", g.Host())
+	case errors.Is(err, context.Canceled): // Ctrl-C
+		return nil
+	}
+	return err
 }
 
 // tailGateway makes the client of the gateway that the flags, the environment and the context
@@ -140,7 +151,8 @@ func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*clien
 	return newGateway(flag, o, client.StreamPath)
 }
 
-// printEvent prints an event as text, or as one line of JSON.
+// printEvent prints an event as text, or as one line of JSON. On a terminal both are escaped: whoever may
+// publish to the gateway wrote the data.
 func printEvent(cmd *cobra.Command, e client.Event, isText bool) error {
 	w := cmd.OutOrStdout()
 	if isText {
@@ -148,7 +160,5 @@ func printEvent(cmd *cobra.Command, e client.Event, isText bool) error {
 			term.SafeLine(e.ID), term.SafeLine(e.Topic), term.SafeLine(string(e.Data)))
 		return err
 	}
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(e)
+	return encodeLine(term.JSONWriter(w), e)
 }

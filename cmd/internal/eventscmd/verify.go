@@ -16,7 +16,8 @@ import (
 	"agentctl/term"
 )
 
-// verifyReplay is events replay --verify.
+// verifyReplay is events replay --verify. What it finds goes to stdout first, so that -o json has it;
+// the error that follows decides the exit code and names the next command.
 func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
 	res, err := relay.VerifyReplay(cmd.Context(), dir)
 	switch {
@@ -43,6 +44,7 @@ func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
 		res.Total, term.SafeLine(first.Aggregate), cli.StateDirHint(cmd), cli.StateDirHint(cmd))
 }
 
+// printReplayed prints the outcome for people, with each difference on a line.
 func printReplayed(w io.Writer, res *relay.Replayed, dir string) error {
 	count := map[string]int{}
 	for _, d := range res.Differences {

@@ -16,22 +16,23 @@ import (
 	"agentctl/term"
 )
 
-// clientEdit are the flags of commands that change an MCP client's file.
-type clientEdit struct {
-	file        string
+// fileEdit has the flags of commands that change an MCP client's file.
+type fileEdit struct {
+	file        string // "" for where the client has it
 	yes, dryRun bool
 }
 
-func (e *clientEdit) flags(c *cobra.Command) {
+func (e *fileEdit) addFlags(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&e.file, "file", "", "`PATH` of the client's file (default: where the client has it)")
 	f.BoolVar(&e.yes, "yes", false, "write without asking")
 	f.BoolVar(&e.dryRun, "dry-run", false, "show the change, and write nothing")
 }
 
+// newConnect returns the command connect.
 func newConnect() *cobra.Command {
 	var entry entryFlags
-	var edit clientEdit
+	var edit fileEdit
 	c := &cobra.Command{
 		Use:   "connect CLIENT",
 		Short: "Add agentctl to an MCP client's configuration",
@@ -77,13 +78,14 @@ then needs a long-lived token in its environment.`,
 			return nil
 		},
 	}
-	entry.flags(c)
-	edit.flags(c)
+	entry.addFlags(c)
+	edit.addFlags(c)
 	return c
 }
 
+// newDisconnect returns the command disconnect.
 func newDisconnect() *cobra.Command {
-	var edit clientEdit
+	var edit fileEdit
 	c := &cobra.Command{
 		Use:               "disconnect CLIENT",
 		Short:             "Remove agentctl from an MCP client's configuration",
@@ -107,10 +109,11 @@ func newDisconnect() *cobra.Command {
 			return err
 		},
 	}
-	edit.flags(c)
+	edit.addFlags(c)
 	return c
 }
 
+// newConfig returns the command config. It knows also the clients whose files agentctl does not edit.
 func newConfig() *cobra.Command {
 	var entry entryFlags
 	c := &cobra.Command{
@@ -146,12 +149,12 @@ func newConfig() *cobra.Command {
 			return err
 		},
 	}
-	entry.flags(c)
+	entry.addFlags(c)
 	return c
 }
 
 // open finds the client and reads its file.
-func (e *clientEdit) open(name string) (*clientconfig.Client, *clientconfig.File, error) {
+func (e *fileEdit) open(name string) (*clientconfig.Client, *clientconfig.File, error) {
 	cl, err := clientconfig.Find(name)
 	if err != nil {
 		return nil, nil, &cli.ExitError{Code: cli.ExitUsage, Err: err}
@@ -172,8 +175,9 @@ func (e *clientEdit) open(name string) (*clientconfig.Client, *clientconfig.File
 	return cl, f, nil
 }
 
-// write shows the change, asks and writes the file. done is false if nothing was written.
-func (e *clientEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clientconfig.File, after []byte, same string) (done bool, err error) {
+// write shows the change, asks and writes the file. same is the format of what to print if there is no
+// change, with the path. done is false if nothing was written.
+func (e *fileEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clientconfig.File, after []byte, same string) (done bool, err error) {
 	w := cmd.OutOrStdout()
 	if bytes.Equal(after, f.Data) {
 		_, err := fmt.Fprintf(w, same, f.Path)
@@ -202,7 +206,8 @@ func (e *clientEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clien
 	return true, err
 }
 
-// explainClientFile adds the next step to an error about a client's file, which is as it was.
+// explainClientFile adds the next step to an error about a client's file. Each text says that the file is
+// unchanged: people fear for their configuration first.
 func explainClientFile(cl *clientconfig.Client, err error) error {
 	path := ""
 	if fe := new(clientconfig.FileError); errors.As(err, &fe) {
@@ -223,6 +228,7 @@ func explainClientFile(cl *clientconfig.Client, err error) error {
 	return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed", err)
 }
 
+// completeClients completes the name of a client; writable selects those whose files agentctl edits.
 func completeClients(writable bool) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {

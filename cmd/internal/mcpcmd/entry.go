@@ -25,14 +25,14 @@ import (
 // tokenEnv is the variable of an MCP client's environment that holds a token.
 const tokenEnv = "MCP_TOKEN"
 
-// entryFlags are the flags that say what an MCP client is connected to.
+// entryFlags are the flags that say what an MCP client is connected to, and so what its entry has.
 type entryFlags struct {
 	relay       cli.RelayFlags
 	toolset     string
 	http, local bool
 }
 
-func (e *entryFlags) flags(c *cobra.Command) {
+func (e *entryFlags) addFlags(c *cobra.Command) {
 	e.relay.ForMCP = true
 	e.relay.AddFlags(c)
 	f := c.Flags()
@@ -101,7 +101,7 @@ func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint str
 	return s, joinHints(toolsetHint, hint), nil
 }
 
-// joinHints makes one hint of two, each on a line.
+// joinHints makes one hint of two, each on a line; either may be empty.
 func joinHints(a, b string) string {
 	if a == "" || b == "" {
 		return a + b
@@ -135,8 +135,9 @@ func (e *entryFlags) checkToolset(ctx context.Context) (hint string, err error) 
 	return hint, nil
 }
 
-// relayArgs adds the arguments of a relay that was named. A client starts the bridge in a
-// other directory, so that files are named by absolute paths.
+// relayArgs adds the arguments that name a relay, without a context. Files are named by absolute paths,
+// because a client starts the bridge in another directory. What the bridge would refuse at its start is
+// refused now, when a person can see it.
 func (e *entryFlags) relayArgs(s *clientconfig.Server) (hint string, err error) {
 	s.Args = append(s.Args, "--relay", e.relay.URL)
 	if e.relay.TokenFile == "" {
@@ -163,8 +164,8 @@ func (e *entryFlags) relayArgs(s *clientconfig.Server) (hint string, err error) 
 	return hint, nil
 }
 
-// httpServer is the entry of a URL. MCP clients check certificates by the authorities of their
-// system and know no pins.
+// httpServer is the entry of a client that calls the relay itself. It cannot have --ca-file or
+// --ca-sha256: MCP clients trust the authorities of their system and know no pins.
 func (e *entryFlags) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
 	if e.relay.CAFile != "" || e.relay.CASHA256 != "" {
 		return s, "", cli.Errorf(cli.ExitUsage, "MCP clients trust the authorities of their system only; leave --http, so that agentctl checks the relay's certificate")

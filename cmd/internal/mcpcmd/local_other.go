@@ -10,7 +10,7 @@ import (
 	"agentctl/relay/mcp/stdio"
 )
 
-// serveLocal would serve the daemon of this machine.
+// serveLocal reports that only Linux has daemons.
 func serveLocal(context.Context, string, *zap.Logger, *stdio.Options) (func(), error) {
 	return nil, errLocalNeedsLinux()
 }

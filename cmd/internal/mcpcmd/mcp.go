@@ -19,9 +19,7 @@ import (
 
 // New returns the command mcp with its subcommands.
 func New() *cobra.Command {
-	rf := cli.RelayFlags{ForMCP: true}
-	var local bool
-	var socket, names, toolset, logLevel string
+	b := bridgeFlags{relay: cli.RelayFlags{ForMCP: true}}
 	c := &cobra.Command{
 		Use:   "mcp",
 		Short: "Run an MCP server on stdin and stdout",
@@ -46,60 +44,81 @@ dots.`,
 		Example: `  agentctl mcp --relay https://relay.example:8460 --token-file ~/agent.token
   agentctl mcp --local
   agentctl mcp connect claude-code        writes the client's file; after agentctl login`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := cli.NewLogger(logLevel)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = log.Sync() }()
-			if names != "flat" && names != "dotted" {
-				return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", names)
-			}
-			ctx := cmd.Context()
-			o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
-			if local {
-				closeServer, err := serveLocal(ctx, socket, log, &o)
-				if err != nil {
-					return err
-				}
-				defer closeServer()
-				o.URL = client.MCPURL(o.URL, "", names == "flat")
-			} else {
-				rc, err := rf.Client()
-				if err != nil {
-					return err
-				}
-				o.URL, o.Client = client.MCPURL(rc.URL(), toolset, names == "flat"), rc.HTTP()
-				o.Token = tokenSource(rf.TokenFile)
-				if saved, err := rf.Context(); err != nil {
-					return err
-				} else if saved != nil {
-					o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
-				}
-				// Other errors of the token answer the client's requests: the relay may be back by then.
-				o.Token = checkAgentID(o.Token)
-				if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
-					return cli.Errorf(cli.ExitUnauthorized, "%w", err)
-				}
-			}
-			// A read of stdin cannot be interrupted: closing it is what ends one.
-			defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
-			err = stdio.Serve(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), o)
-			if errors.Is(err, context.Canceled) {
-				return nil
-			}
-			return err
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}
-	rf.AddFlags(c)
+	b.relay.AddFlags(c)
 	f := c.Flags()
-	f.BoolVar(&local, "local", false, "serve this board from its control socket, without a relay")
-	f.StringVar(&socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
-	f.StringVar(&names, "names", "flat", "spelling of tool names: flat or dotted")
-	f.StringVar(&toolset, "toolset", client.FleetToolset, toolsetUsage)
-	f.StringVar(&logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	f.BoolVar(&b.local, "local", false, "serve this board from its control socket, without a relay")
+	f.StringVar(&b.socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&b.names, "names", "flat", "spelling of tool names: flat or dotted")
+	f.StringVar(&b.toolset, "toolset", client.FleetToolset, toolsetUsage)
+	f.StringVar(&b.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
 	c.AddCommand(newConnect(), newDisconnect(), newConfig())
 	return c
+}
+
+// bridgeFlags are the flags of mcp.
+type bridgeFlags struct {
+	relay                            cli.RelayFlags
+	local                            bool
+	socket, names, toolset, logLevel string
+}
+
+// run serves MCP on stdin and stdout until stdin or the command's context ends. The log goes to stderr:
+// stdout has messages only.
+func (b *bridgeFlags) run(cmd *cobra.Command) error {
+	log, err := cli.NewLogger(b.logLevel)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Sync() }()
+	if b.names != "flat" && b.names != "dotted" {
+		return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", b.names)
+	}
+	ctx := cmd.Context()
+	o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
+	if b.local {
+		closeServer, err := serveLocal(ctx, b.socket, log, &o)
+		if err != nil {
+			return err
+		}
+		defer closeServer()
+		o.URL = client.MCPURL(o.URL, "", b.names == "flat")
+	} else if err := b.useRelay(ctx, &o); err != nil {
+		return err
+	}
+	// A read of stdin cannot be interrupted: closing it is what ends one.
+	defer context.AfterFunc(ctx, func() { _ = os.Stdin.Close() })()
+	err = stdio.Serve(ctx, cmd.InOrStdin(), cmd.OutOrStdout(), o)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// useRelay sets the URL, the client and the token of o to those of the relay that the flags name.
+//
+// Of what can be wrong with the token, only that it is another agent's ends the command. The client is
+// shown other errors as answers to its requests, because a relay that is away now may be back by then.
+func (b *bridgeFlags) useRelay(ctx context.Context, o *stdio.Options) error {
+	rc, err := b.relay.Client()
+	if err != nil {
+		return err
+	}
+	saved, err := b.relay.Context()
+	if err != nil {
+		return err
+	}
+	o.URL, o.Client = client.MCPURL(rc.URL(), b.toolset, b.names == "flat"), rc.HTTP()
+	o.Token = tokenSource(b.relay.TokenFile)
+	if saved != nil {
+		o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
+	}
+	o.Token = checkAgentID(o.Token)
+	if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
+		return cli.Errorf(cli.ExitUnauthorized, "%w", err)
+	}
+	return nil
 }
 
 // errLocalNeedsLinux reports --local on another system.
@@ -115,7 +134,7 @@ const toolsetUsage = "list the tools of toolset `NAME`: fleet, boards or all; pl
 func tokenSource(file string) func(context.Context, string) (string, error) {
 	return func(context.Context, string) (string, error) {
 		if file == "" {
-			return os.Getenv("MCP_TOKEN"), nil
+			return os.Getenv(tokenEnv), nil
 		}
 		return cli.ReadToken(file)
 	}

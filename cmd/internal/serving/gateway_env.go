@@ -11,8 +11,9 @@ import (
 	"agentctl/relay/gateway"
 )
 
-// GatewayEnv is what the environment says of the gateway; the tokens and the secret may
-// also be systemd credentials of the variable's name in lower case.
+// GatewayEnv returns the settings of the event gateway in the environment (docs/events.md). A token or
+// the secret may also be a systemd credential with the variable's name in lower case, which counts as
+// its _FILE variable; both variables take precedence.
 func GatewayEnv() (gateway.Env, error) {
 	e, err := gateway.FromEnv(func(name string) string {
 		v := os.Getenv(name)
@@ -27,8 +28,8 @@ func GatewayEnv() (gateway.Env, error) {
 	return e, nil
 }
 
-// GatewayAccess reads the gateway's tokens and origins from the environment and the files that it
-// names.
+// GatewayAccess reads the gateway's tokens and origins again, from the environment and the files that it
+// names: a reload changes those without a restart.
 func GatewayAccess() (gateway.Access, error) {
 	e, err := GatewayEnv()
 	return gateway.Access{SubscribeToken: e.SubscribeToken, IngestToken: e.IngestToken, AllowOrigins: e.AllowOrigins}, err

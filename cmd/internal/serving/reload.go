@@ -19,8 +19,9 @@ import (
 	"agentctl/relay"
 )
 
-// Reloads calls reload for each SIGHUP until ctx ends, and says in the log and to systemd
-// what became of it; serving is the status before the first one. wait returns when it has ended.
+// Reloads starts to call reload for each signal of hup until ctx ends, and reports the result in the log
+// and to systemd. serving is the status that the result is appended to. wait returns after the last
+// reload, so that none runs while its server closes.
 func Reloads(ctx context.Context, hup <-chan os.Signal, log *zap.Logger, serving string, reload func() []relay.Reloaded) (wait func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {

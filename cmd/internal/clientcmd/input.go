@@ -1,0 +1,16 @@
+package clientcmd
+
+import (
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// openInput opens a file, or for "-" the command's stdin, which Close leaves open.
+func openInput(cmd *cobra.Command, path string) (io.ReadCloser, error) {
+	if path == "-" {
+		return io.NopCloser(cmd.InOrStdin()), nil
+	}
+	return os.Open(path)
+}
