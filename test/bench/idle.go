@@ -17,6 +17,9 @@ import (
 // restTime is from the last call to when the relay must have given memory back.
 const restTime = 90 * time.Second
 
+// callEachTime bounds the calls to each board once, on a machine that other programs use as well.
+const callEachTime = time.Minute
+
 // idleFleet is a relay with its idle boards.
 type idleFleet struct {
 	kind   string // plain or TLS
@@ -165,8 +168,7 @@ func (f *idleFleet) callEach() error {
 		return err
 	}
 	defer c.close()
-	took := max(time.Second, time.Duration(f.boards)*time.Second/pace)
-	if err := c.run(time.Now().Add(took), int(float64(f.boards)/took.Seconds())); err != nil {
+	if err := c.runAt(time.Now().Add(callEachTime), min(pace, f.boards), f.boards); err != nil {
 		return err
 	}
 	if c.failed > 0 || c.done < f.boards*99/100 {
