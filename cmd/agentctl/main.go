@@ -1,5 +1,10 @@
-// Command agentctl is hands and eyes for an AI agent on every board: the device daemon,
-// the relay that the boards report to, and what a person types on either.
+// Command agentctl exposes Linux boards to AI agents as MCP tools: it is the device daemon, the relay
+// that the boards connect to, and the commands that a person types on either.
+//
+// This package makes the tree of commands and runs it. The commands are in packages below
+// cmd/internal, one for each group; here are those that compose a whole process of both wings
+// (relay, demo), version, and the completion of flags. A file commands_*.go fills the tree where
+// commands are missing: in the board build, and on other systems than Linux.
 package main
 
 import (
@@ -11,14 +16,13 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
 	"agentctl/cmd/internal/boardcmd"
 	"agentctl/cmd/internal/cli"
 	"agentctl/cmd/internal/clientcmd"
 	"agentctl/suggest"
-
-	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
-
 	"agentctl/term"
 )
 

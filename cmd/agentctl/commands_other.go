@@ -27,7 +27,7 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), mcpcmd.New(), clientcmd.NewVerify(), events)
 }
 
-// onlyOnLinux is a command that this system does not have.
+// onlyOnLinux makes a hidden command that fails, and says on which machine it works: next.
 func onlyOnLinux(name, next string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,

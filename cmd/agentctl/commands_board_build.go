@@ -9,8 +9,8 @@ import (
 	"agentctl/cmd/internal/eventscmd"
 )
 
-// addRelayCommands: a board build has only those that speak to a relay; of the others it
-// says where they are.
+// addRelayCommands adds what the board build has of a relay: the events of a gateway. In place of each
+// other command is a hidden one that names the package to install.
 func addRelayCommands(root *cobra.Command) {
 	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
 		root.AddCommand(notHere(name))
@@ -18,6 +18,8 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(eventscmd.NewClient(notHere))
 }
 
+// notHere makes a hidden command that fails, and says where the real one is. It accepts all flags, so that
+// the answer is the same for every line that works in the full build.
 func notHere(name string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,
