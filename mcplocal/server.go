@@ -96,6 +96,7 @@ func Open(ctx context.Context, o Options) (*Server, error) {
 	s.stop = stop
 	s.wg.Go(func() { _ = k.Run(runCtx) })
 	s.wg.Go(func() { _ = endpoint.Run(runCtx) })
+	<-endpoint.Started() // on a busy machine the first request would come before, and be refused
 	s.wg.Go(func() { _ = s.http.Serve(s.listener) })
 	return s, nil
 }
