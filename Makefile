@@ -35,11 +35,13 @@ PLATFORMS   := linux/amd64 linux/arm64 linux/arm/6 linux/arm/7 linux/riscv64
 CLIENT_PLATFORMS := darwin/arm64 darwin/amd64 windows/amd64
 # Of the packages; Debian's armhf is built for ARMv6, so that it runs on every Raspberry Pi.
 DEB_PLATFORMS ?= linux/amd64 linux/arm64 linux/arm/6 linux/riscv64
+# One package more at a time than there are CPUs: many wait for disks, timers and processes.
+OVERLAP     := -p $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n + 1)))
 FUZZTIME    ?= 60s
 DEMO        ?=
 
 .DEFAULT_GOAL := build
-.PHONY: build board demo test test-slow test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients test-adopt conformance fuzz bench soak clean help
+.PHONY: build board demo test test-slow test-slow-system test-slow-link test-slow-packages test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients test-adopt conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
 	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
@@ -51,14 +53,14 @@ demo: build ## the whole loop on this machine; Ctrl-C ends it (DEMO='--for 10s' 
 	@$(BIN)/agentctl demo $(DEMO)
 
 test: ## all tests, with the race detector where there is a C compiler
-	$(RACE_ENV) $(GO) test $(RACE) -timeout 10m ./test ./... # ./test takes longest: it starts first
+	$(RACE_ENV) $(GO) test $(RACE) $(OVERLAP) -timeout 15m ./test ./... # ./test takes longest: it starts first
 
 test-board: ## the tests of what differs in the board build
 	CGO_ENABLED=0 $(GO) test -tags $(BOARD_TAG) ./manifest ./cmd/... ./control ./handlers ./daemon ./config ./configctl ./doctor ./client ./monitor
 
 test-32: ## the tests as a 32-bit machine sees them: its int has 32 bits, its NaN is another whole number
 	@[ "$$($(GO) env GOHOSTARCH)" = amd64 ] || { echo "test-32: only an amd64 machine runs 386 binaries: left out"; exit 0; }; \
-	  GOARCH=386 CGO_ENABLED=0 $(GO) test $$($(GO) list ./... | grep -v -e /test -e /docs)
+	  GOARCH=386 CGO_ENABLED=0 $(GO) test $(OVERLAP) -timeout 15m $$($(GO) list ./... | grep -v -e /test -e /docs)
 
 lint: ## gofmt, vet (both builds, other systems), staticcheck (both builds); import rules
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "gofmt would change:"; echo "$$out"; exit 1; }
@@ -122,16 +124,23 @@ bench: build board ## the performance bars, side by side in one run (see docs/pe
 soak: build ## an hour of faults and load; SOAK=5m for a slice
 	test/soak.sh
 
+# Three groups at a time: the first waits most of its time, the second is one goroutine.
 test-slow: ## what needs real minutes, or no race detector
-	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
-	$(GO) test -timeout 5m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
-	$(GO) test -timeout 5m -run 'TestHostileClient' ./control
-	AGENTCTL_SLOW=1 $(GO) test -timeout 10m ./sqlitefile ./relay/eventlog ./relay/checkup
-	AGENTCTL_SLOW=1 $(GO) test -timeout 10m -run 'TestChaos|TestResumeModel' ./transport/link
-	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestSimulation|TestBreakAfterCommand' ./relay/hub
-	AGENTCTL_SLOW=1 $(GO) test -timeout 5m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows' ./relay/kernel ./prober/history
-	AGENTCTL_SEEDS=30 $(GO) test -timeout 10m -run 'TestKilledWhileRevoking' ./relay/auth
-	$(GO) test -timeout 5m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
+	$(MAKE) --no-print-directory -j3 test-slow-system test-slow-link test-slow-packages
+
+test-slow-system:
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
+
+test-slow-link:
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestChaos|TestResumeModel' ./transport/link
+
+test-slow-packages:
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m ./sqlitefile ./relay/eventlog ./relay/checkup
+	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 15m -run 'TestSimulation|TestBreakAfterCommand|TestKilledWhileRevoking' ./relay/hub ./relay/auth
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows' ./relay/kernel ./prober/history
+	$(GO) test -timeout 15m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
+	$(GO) test -timeout 15m -run 'TestHostileClient' ./control
+	$(GO) test -timeout 15m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)
 	AGENTCTL_QEMU=1 $(GO) test -timeout 10m -run TestBoards ./test

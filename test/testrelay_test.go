@@ -70,7 +70,7 @@ func bubble(t *testing.T, f func(t *testing.T, r *testRelay), edit ...func(*rela
 
 func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, string, string) (net.Conn, error), edit []func(*relay.Options)) *testRelay {
 	t.Helper()
-	r := &testRelay{t: t, dir: stateDir(t, ln != nil), logs: new(buffer), dial: dial, agents: make(map[string]string), virtual: ln != nil}
+	r := &testRelay{t: t, dir: stateDir(t), logs: new(buffer), dial: dial, agents: make(map[string]string), virtual: ln != nil}
 	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
 	// The devices' tools alone, unless a test wants more.
 	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test", DisabledPlugins: []string{relay.PluginTickets, relay.PluginDirectory},
@@ -119,16 +119,14 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 	return r
 }
 
-// stateDir is a temporary directory for the state of a relay. In virtual time it is in memory where
-// the machine has /dev/shm: such tests are about protocols, and there are hundreds of them, each of
-// which would wait for the disk a dozen times.
-func stateDir(t testing.TB, virtual bool) string {
+// stateDir is a temporary directory for the state of a relay in this process: in memory, where the
+// machine has /dev/shm. Such tests are about protocols, and there are hundreds of them, each of which
+// would wait for the disk a dozen times.
+func stateDir(t testing.TB) string {
 	t.Helper()
-	if virtual {
-		if dir, err := os.MkdirTemp("/dev/shm", "agentctl-test-"); err == nil {
-			t.Cleanup(func() { _ = os.RemoveAll(dir) })
-			return dir
-		}
+	if dir, err := os.MkdirTemp("/dev/shm", "agentctl-test-"); err == nil {
+		t.Cleanup(func() { _ = os.RemoveAll(dir) })
+		return dir
 	}
 	return t.TempDir()
 }

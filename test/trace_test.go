@@ -78,7 +78,7 @@ var (
 	padRE   = regexp.MustCompile(` {100,}`)
 	hostRE  = regexp.MustCompile(`127\.0\.0\.1:[0-9]+`)
 	proofRE = regexp.MustCompile(`"proof":"[A-Za-z0-9_-]{86}"`)
-	leftRE  = regexp.MustCompile(`"expires_in_ms":[1-4][0-9]{3}\b`)
+	leftRE  = regexp.MustCompile(`"expires_in_ms":[1-9][0-9]{0,3}\b`)
 )
 
 func (n *idNames) normal(s string) string {
