@@ -81,9 +81,9 @@ func (b *testDaemon) stateDir() string { return b.config().Text("state_dir") }
 // waitFor polls a condition that another goroutine brings about.
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not within 5 s: %s", what)
+			t.Fatalf("not within 20 s: %s", what)
 		}
 	}
 }

@@ -137,7 +137,7 @@ func startDaemon(t *testing.T, dir, state string) *Daemon {
 		_ = d.control.Serve(canceled(t))
 	})
 	d.pollStateDir(statedir.OK)
-	for end := time.Now().Add(5 * time.Second); d.disk.Status().FreeBytes == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(20 * time.Second); d.disk.Status().FreeBytes == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // for the probe, a few system calls
 	}
 	return d

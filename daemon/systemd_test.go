@@ -99,7 +99,7 @@ func TestSuperviseScheduler(t *testing.T) {
 	receive := func() string {
 		t.Helper()
 		b := make([]byte, 512)
-		_ = ln.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = ln.SetReadDeadline(time.Now().Add(20 * time.Second))
 		n, err := ln.Read(b)
 		if err != nil {
 			t.Fatal(err)

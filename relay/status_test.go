@@ -51,7 +51,7 @@ func get(r *Relay, path string) (status int, body string) {
 // awaitStatus waits for the socket, which Run makes beside everything else.
 func awaitStatus(t *testing.T, dir string) *Status {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		s, err := ReadStatus(t.Context(), dir)
 		if err == nil {
 			return s

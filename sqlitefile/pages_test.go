@@ -43,7 +43,6 @@ func TestRecordsOfEveryPageSize(t *testing.T) {
 	for size := minPageSize; size <= maxPageSize; size *= 2 {
 		dir := t.TempDir()
 		db := openDB(t, filepath.Join(dir, "live.db"), fmt.Sprintf("page_size = %d", size))
-		mustExec(t, db, "PRAGMA synchronous = OFF") // the machine does not crash here
 		mustExec(t, db, "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT NOT NULL) STRICT")
 		mustExec(t, db, "CREATE INDEX x ON t(v)")
 		for i := 1; i <= n; i++ {

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	"agentctl/sqlitefile/sqlitefiletest"
 )
 
 // snapshot describes all files of a directory with their contents.
@@ -54,7 +56,7 @@ const writerEnv = "SQLITEFILE_TEST_WRITER"
 func TestMain(m *testing.M) {
 	path := os.Getenv(writerEnv)
 	if path == "" {
-		os.Exit(m.Run())
+		sqlitefiletest.Main(m)
 	}
 	t := &testing.B{}
 	db := openDB(t, path)

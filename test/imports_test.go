@@ -112,6 +112,7 @@ var allowed = map[string]string{
 	"transport/fanout":          "",
 	"strictjson":                "",
 	"unixrpc":                   "",
+	"sqlitefile/sqlitefiletest": "",
 	"unixrpc/unixrpctest":       "",
 	"transport/netpoll":         "",
 	"transport/pin":             "",

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"agentctl/manifest"
+	"agentctl/sqlitefile/sqlitefiletest"
 )
 
 // clock is a hand-set time.
@@ -111,7 +112,7 @@ func TestMain(m *testing.M) {
 	if job := os.Getenv("AUTH_TEST_JOB"); job != "" {
 		os.Exit(runJob(job))
 	}
-	os.Exit(m.Run())
+	sqlitefiletest.Main(m)
 }
 
 // size counts the cached identities.

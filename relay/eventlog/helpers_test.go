@@ -14,6 +14,7 @@ import (
 
 	"agentctl/relay/kernel"
 	"agentctl/sqlitefile"
+	"agentctl/sqlitefile/sqlitefiletest"
 )
 
 func TestMain(m *testing.M) {
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 		checks = "200"
 	}
 	flag.Set("rapid.checks", checks)
-	os.Exit(m.Run())
+	sqlitefiletest.Main(m)
 }
 
 // slow reports whether AGENTCTL_SLOW=1 asks for the tests in full.

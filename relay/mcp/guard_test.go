@@ -162,7 +162,7 @@ func TestSlowBody(t *testing.T) {
 		if _, err := fmt.Fprintf(c.c, "POST /mcp HTTP/1.1\r\nHost: %s\r\n%sContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{", c.addr, origin); err != nil {
 			t.Fatal(err)
 		}
-		_ = c.c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.c.SetReadDeadline(time.Now().Add(20 * time.Second))
 		res, err := http.ReadResponse(c.r, nil)
 		if err != nil || res.StatusCode != want {
 			t.Fatalf("%v %v, want %d", res, err, want)

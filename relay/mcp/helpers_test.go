@@ -444,9 +444,9 @@ func wait[T any](t testing.TB, what string, c <-chan T) T {
 // until polls a condition that another goroutine makes true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 5 s", what)
+			t.Fatalf("%s: not within 20 s", what)
 		}
 	}
 }

@@ -43,7 +43,7 @@ func dialDirect(t *testing.T, addr string) (net.Conn, *bufio.Reader) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 	t.Cleanup(func() { _ = c.Close() })
 	return c, bufio.NewReader(c)
 }

@@ -75,7 +75,7 @@ func TestFraming(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(20 * time.Second))
 				go func() {
 					for in := []byte(tt.in); len(in) > 0; {
 						n := min(segment, len(in))

@@ -32,10 +32,10 @@ func pair(t *testing.T) (here, there *net.TCPConn) {
 	return d.(*net.TCPConn), c.(*net.TCPConn)
 }
 
-// waitFor polls ok until it holds, at most 5 s: the kernel acts in real time.
+// waitFor polls ok until it holds, at most 20 s: the kernel acts in real time.
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("timed out: " + what)
 		}

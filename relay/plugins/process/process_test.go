@@ -206,7 +206,7 @@ func TestExamplePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(20 * time.Second)
 	for n, notified := 2, false; !notified; n++ { // the plugin may not have received the subscription yet
 		r.mustCall("notes.add", `{"text":"again"}`, `{"number":`+strconv.Itoa(n)+`}`)
 		select {
@@ -329,7 +329,7 @@ func TestMisbehavingPlugins(t *testing.T) {
 		if manifest.AsError(err).Code != manifest.DeadlineExceeded || time.Since(begin) > 4*time.Second {
 			t.Errorf("got %v after %s", err, time.Since(begin))
 		}
-		deadline := time.Now().Add(5 * time.Second)
+		deadline := time.Now().Add(20 * time.Second)
 		for r.logs.FilterMessage("plugin stderr").Len() == 0 && time.Now().Before(deadline) {
 			time.Sleep(time.Millisecond)
 		}

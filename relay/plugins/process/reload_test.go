@@ -376,7 +376,7 @@ func TestCallAfterLostConnection(t *testing.T) {
 			_, err := k.Call(t.Context(), &kernel.Request{Caller: all, Tool: "odd.do"})
 			return err
 		}
-		for range 100 {
+		for range 40 {
 			f.dies.Store(true)
 			var wg sync.WaitGroup
 			for range 32 {
