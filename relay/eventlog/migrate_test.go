@@ -172,14 +172,18 @@ func TestMigrateKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	rounds, step := 12, 10*time.Millisecond
+	if slow() {
+		rounds, step = 60, 2*time.Millisecond
+	}
 	killed := 0
-	for round := range 30 {
+	for round := range rounds {
 		cmd := exec.Command(exe)
 		cmd.Env = append(os.Environ(), migrateEnv+"="+path)
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		kill := time.AfterFunc(time.Duration(4*round)*time.Millisecond, func() { _ = cmd.Process.Kill() })
+		kill := time.AfterFunc(time.Duration(round)*step, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		kill.Stop()
 		if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {

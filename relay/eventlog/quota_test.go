@@ -250,7 +250,8 @@ func TestSmallerBound(t *testing.T) {
 		s.retainNow = checkNow
 		stop := run(t, s)
 		if bound == largeBound {
-			appendAll(t, s, 128*140, func(i int) kernel.Event { return call("a", i) })
+			payload := json.RawMessage(`{"x":"` + strings.Repeat("x", 700) + `"}`)
+			appendAll(t, s, 128*16, func(int) kernel.Event { return kernel.Event{Tenant: "a", Type: "call", Aggregate: "t", Payload: payload} })
 			if n := fileBytes(path); n <= smallBound {
 				t.Fatalf("the log has only %d bytes", n)
 			}
