@@ -25,9 +25,10 @@ import (
 // seed: links that break, hold what passes for up to 40 s, repeat messages, refuse to open;
 // boards and relays that restart; a relay whose wall clock jumps. AGENTCTL_SEED runs one seed, AGENTCTL_SEEDS that many.
 const (
-	simBoards  = 20
-	simMinutes = 10
-	simSeeds   = 1 // without AGENTCTL_SEEDS
+	simBoards      = 20
+	simMinutes     = 10
+	simFastMinutes = 5 // with neither AGENTCTL_SEEDS nor AGENTCTL_SEED
+	simSeeds       = 1 // without AGENTCTL_SEEDS
 )
 
 // fleet is the state of one run.
@@ -391,7 +392,11 @@ func simulate(t *testing.T, seed uint64) {
 		f.boards[i] = &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i))), links: rand.New(rand.NewPCG(seed, uint64(i)+1<<32))}
 		f.boards[i].start()
 	}
-	end := time.Now().Add(simMinutes * time.Minute)
+	minutes := simMinutes
+	if os.Getenv("AGENTCTL_SEEDS") == "" && os.Getenv("AGENTCTL_SEED") == "" {
+		minutes = simFastMinutes // the same as the first minutes of a longer run
+	}
+	end := time.Now().Add(time.Duration(minutes) * time.Minute)
 	var boards, calls sync.WaitGroup
 	for _, b := range f.boards {
 		boards.Go(func() {
