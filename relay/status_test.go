@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,16 +49,18 @@ func get(r *Relay, path string) (status int, body string) {
 	return w.Code, w.Body.String()
 }
 
-// awaitStatus waits for the socket, which Run makes beside everything else.
+// awaitStatus waits for the socket and for the plugins, which Run starts beside everything else.
 func awaitStatus(t *testing.T, dir string) *Status {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
 		s, err := ReadStatus(t.Context(), dir)
-		if err == nil {
+		isStarting := errors.Is(err, ErrNotRunning) ||
+			err == nil && slices.ContainsFunc(s.Problems, func(p string) bool { return strings.Contains(p, " is down: ") })
+		if err == nil && !isStarting {
 			return s
 		}
-		if !errors.Is(err, ErrNotRunning) || time.Now().After(end) {
-			t.Fatal(err)
+		if !isStarting || time.Now().After(end) {
+			t.Fatalf("%v: %+v", err, s)
 		}
 	}
 }
