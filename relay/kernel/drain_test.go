@@ -57,7 +57,7 @@ func TestReplaceUnderLoad(t *testing.T) {
 	}
 	versions := 30
 	if os.Getenv("AGENTCTL_SLOW") != "" {
-		versions = 300
+		versions = 100
 	}
 	for i := range versions {
 		next, nextEnded := version(i%2 == 0)
