@@ -251,7 +251,9 @@ func TestSmallerBound(t *testing.T) {
 		stop := run(t, s)
 		if bound == largeBound {
 			payload := json.RawMessage(`{"x":"` + strings.Repeat("x", 700) + `"}`)
-			appendAll(t, s, 128*16, func(int) kernel.Event { return kernel.Event{Tenant: "a", Type: "call", Aggregate: "t", Payload: payload} })
+			appendAll(t, s, 128*16, func(int) kernel.Event {
+				return kernel.Event{Tenant: "a", Type: "call", Aggregate: "t", Payload: payload}
+			})
 			if n := fileBytes(path); n <= smallBound {
 				t.Fatalf("the log has only %d bytes", n)
 			}
