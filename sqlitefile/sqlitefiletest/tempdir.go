@@ -1,13 +1,9 @@
-//go:build unix
-
 // Package sqlitefiletest runs tests with databases where a commit does not wait for a disk.
 package sqlitefiletest
 
 import (
 	"os"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // memoryDir is a filesystem in memory, on Linux.
@@ -21,8 +17,7 @@ const minFree = 1 << 30
 // AGENTCTL_SLOW=1 keeps them on the disk.
 func Main(m *testing.M) {
 	dir := ""
-	var st unix.Statfs_t
-	if os.Getenv("AGENTCTL_SLOW") == "" && unix.Statfs(memoryDir, &st) == nil && uint64(st.Bavail)*uint64(st.Bsize) >= minFree {
+	if os.Getenv("AGENTCTL_SLOW") == "" && freeBytes(memoryDir) >= minFree {
 		dir, _ = os.MkdirTemp(memoryDir, "agentctl-test-")
 	}
 	if dir != "" {
