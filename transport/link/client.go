@@ -69,7 +69,8 @@ type ClientOptions struct {
 	Name       string // wanted name, may be empty
 	Handler    Handler
 	Clock      *clock.Clock // set to the relay's time; nil: a private one
-	// OnReady is called after each announce_ack.
+	// OnReady is called after each announce_ack, before the state is StateReady: who waits for that
+	// state finds what OnReady has stored.
 	OnReady func(ok AuthOK)
 	// Sign proves that this board holds the key of its token: it signs
 	// enrollment.LinkMessage of the relay's nonce, the node id and the token. It returns ""
@@ -402,15 +403,15 @@ func (c *Client) runLink(ctx context.Context, backoff *Backoff) (ready time.Dura
 	}
 	backoff.SetSpread(time.Duration(ok.ReconnectSpreadMS) * time.Millisecond)
 	readyAt := time.Now()
+	if c.opt.OnReady != nil {
+		c.opt.OnReady(*ok)
+	}
 	c.updateStatus(func(s *Status) {
 		s.State, s.NodeID, s.Tenant = StateReady, ok.NodeID, ok.TenantID
 		if l.resumed {
 			s.Resumed++
 		}
 	})
-	if c.opt.OnReady != nil {
-		c.opt.OnReady(*ok)
-	}
 	err = l.close(l.serve())
 	return time.Since(readyAt), err
 }

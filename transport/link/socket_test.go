@@ -78,7 +78,8 @@ func TestSocketLink(t *testing.T) {
 				ended <- s.Run(t.Context(), h)
 			})
 			ready := make(chan AuthOK, 1)
-			c := NewClient(ClientOptions{
+			var c *Client
+			c = NewClient(ClientOptions{
 				Dial: func(ctx context.Context) (Conn, error) {
 					c, err := Dial(ctx, srv.URL, DialOptions{TLS: roots})
 					if err == nil && !hasUserTimeout(c) {
@@ -86,7 +87,13 @@ func TestSocketLink(t *testing.T) {
 					}
 					return c, err
 				},
-				Token: func() (string, error) { return "good", nil }, InstanceID: testInstance, OnReady: func(ok AuthOK) { ready <- ok },
+				Token: func() (string, error) { return "good", nil }, InstanceID: testInstance,
+				OnReady: func(ok AuthOK) {
+					if c.Status().State == StateReady {
+						t.Error("ready before OnReady")
+					}
+					ready <- ok
+				},
 				Handler: &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: func(ctx context.Context, n manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
 					if n.Verb == manifest.VerbSubscribe {
 						return ticks(time.Hour)(ctx, n, args)
