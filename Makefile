@@ -15,6 +15,11 @@ BOARD_TAG   := agentctl_omit_relay
 # without HTTP/2, which nothing on a board speaks, and inlined only where it works each second.
 BOARD_HOT   := runtime internal/... sync sync/... syscall time os io bytes strconv unicode/utf8 math math/bits agentctl/prober modernc.org/sqlite/lib modernc.org/libc
 BOARD_FLAGS := -tags $(BOARD_TAG),nethttpomithttp2 -gcflags=all=-l $(foreach p,$(BOARD_HOT),-gcflags=$(p)=)
+# The full build, for a relay: only what no call and no stream waits for is not inlined.
+FULL_COLD   := agentctl/cmd/... agentctl/config agentctl/configctl agentctl/doctor agentctl/relay/backup agentctl/relay/checkup \
+               encoding/gob math/big golang.org/x/text/... go.yaml.in/yaml/v3 github.com/godbus/dbus/v5 github.com/google/jsonschema-go/... \
+               github.com/modelcontextprotocol/go-sdk/... github.com/pelletier/go-toml/... github.com/spf13/...
+FULL_FLAGS  := $(foreach p,$(FULL_COLD),-gcflags=$(p)=-l)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs a C compiler; without one the tests run without it. SQLite, which is
 # C translated to Go, is not instrumented: that takes two thirds of the time of every test with
@@ -44,7 +49,7 @@ DEMO        ?=
 .PHONY: build board demo test test-slow test-slow-system test-slow-link test-slow-packages test-qemu test-board test-32 lint ci cross reproducible deb release vulncheck test-systemd test-clients test-adopt conformance fuzz bench soak clean help
 
 build: ## this machine's binary, full build: bin/agentctl
-	$(BUILD) -o $(BIN)/agentctl ./cmd/agentctl
+	$(BUILD) $(FULL_FLAGS) -o $(BIN)/agentctl ./cmd/agentctl
 
 board: ## this machine's binary without the relay, as small boards get it
 	$(BUILD) $(BOARD_FLAGS) -o $(BOARD) ./cmd/agentctl
@@ -81,14 +86,14 @@ cross: ## release binaries for every platform, full and board, and for clients o
 	@set -e; for p in $(PLATFORMS); do \
 	  IFS=/ read -r os arch arm <<< "$$p"; name=$$os-$$arch$${arm:+v$$arm}; \
 	  for kind in agentctl agentctl-board; do \
-	    flags=; [ $$kind = agentctl ] || flags='$(BOARD_FLAGS)'; \
+	    flags='$(FULL_FLAGS)'; [ $$kind = agentctl ] || flags='$(BOARD_FLAGS)'; \
 	    GOOS=$$os GOARCH=$$arch GOARM=$$arm $(BUILD) $$flags -o $(DIST)/$$kind-$$name ./cmd/agentctl; \
 	    echo "$$(wc -c < $(DIST)/$$kind-$$name) $(DIST)/$$kind-$$name"; \
 	  done; \
 	done
 	@set -e; for p in $(CLIENT_PLATFORMS); do \
 	  IFS=/ read -r os arch <<< "$$p"; name=agentctl-$$os-$$arch; [ $$os != windows ] || name=$$name.exe; \
-	  GOOS=$$os GOARCH=$$arch $(BUILD) -o $(DIST)/$$name ./cmd/agentctl; \
+	  GOOS=$$os GOARCH=$$arch $(BUILD) $(FULL_FLAGS) -o $(DIST)/$$name ./cmd/agentctl; \
 	  echo "$$(wc -c < $(DIST)/$$name) $(DIST)/$$name"; \
 	done
 cross reproducible: SHELL := /bin/bash
