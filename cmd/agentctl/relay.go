@@ -76,12 +76,11 @@ are folders in --plugin-dir.`,
 	f.StringVar(&s.o.StateDir, "state-dir", cli.EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
 	f.StringVar(&s.o.Public, "public", cli.EnvOr("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
 	f.StringVar(&s.o.TLS, "tls", cli.EnvOr("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
-	f.StringVar(&s.o.TLSCert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&s.o.TLSKey, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	serving.AddCertificateFlags(f, &s.o.TLSCert, &s.o.TLSKey)
 	f.StringVar(&s.o.MetricsListen, "metrics-listen", cli.EnvOr("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
 	f.StringVar(&s.o.Audience, "audience", cli.EnvOr("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&s.o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
-	f.StringVar(&s.o.AllowOriginFile, "allow-origin-file", cli.EnvOr("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	serving.AddOriginFileFlag(f, &s.o.AllowOriginFile)
 	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	serving.AddTrustedProxyFlag(f, &s.proxies)
 	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
@@ -107,7 +106,7 @@ are folders in --plugin-dir.`,
 	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.IntVar(&s.o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
-	f.StringVar(&s.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	serving.AddLogLevelFlag(f, &s.logLevel)
 	c.AddCommand(relaycmd.StateCommands()...)
 	return c
 }

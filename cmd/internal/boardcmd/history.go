@@ -17,7 +17,7 @@ import (
 
 func newHistory() *cobra.Command {
 	var h monitor.Window
-	var socket cli.SocketFlag
+	var socket socketFlag
 	var board boardFlags
 	var since, until, format string
 	var step time.Duration
@@ -69,7 +69,7 @@ apart, and ts is the begin of each step.`,
 			if !cli.IsLinux {
 				return cli.Errorf(cli.ExitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
 			}
-			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				h.Source = cl
 				now, isSet := monitor.Clock(ctx, cl)
 				return show(ctx, now, isSet)
@@ -79,7 +79,7 @@ apart, and ts is the begin of each step.`,
 	f := c.Flags()
 	f.VarP(&term.FormatFlag{Format: &format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
 	cli.AddJSONFlag(c, &format)
-	socket.AddFlags(c)
+	socket.addFlags(c)
 	board.flags(c)
 	f.StringVar(&since, "since", "1h", "start at this `TIME` or age")
 	f.StringVar(&until, "until", "0s", "end at this `TIME` or age")

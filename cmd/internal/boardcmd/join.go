@@ -28,7 +28,7 @@ import (
 // joinOptions are the flags of join and leave, which name the same board.
 type joinOptions struct {
 	out      cli.Output
-	socket   cli.SocketFlag
+	socket   socketFlag
 	stateDir string
 	config   string
 
@@ -75,7 +75,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 
 // targetFlags adds the flags that name a board on this machine: by its daemon or by its files.
 func (o *joinOptions) targetFlags(c *cobra.Command) {
-	o.socket.AddFlags(c)
+	o.socket.addFlags(c)
 	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
 	c.Flags().StringVar(&o.config, "config", "", "configuration `FILE` of the daemon")
 }

@@ -32,13 +32,13 @@ type change struct {
 // them prints the state before it and a command that undoes it.
 type changer struct {
 	out    cli.Output
-	socket cli.SocketFlag
+	socket socketFlag
 	dryRun bool
 }
 
 func (c *changer) flags(cmd *cobra.Command) {
 	c.out.AddFlags(cmd)
-	c.socket.AddFlags(cmd)
+	c.socket.addFlags(cmd)
 	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would change, and change nothing")
 }
 
@@ -46,7 +46,7 @@ func (c *changer) flags(cmd *cobra.Command) {
 // without making it. Another client may change the same between both requests: Before is for the
 // person who wants to undo, not a lock.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
-	return c.socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
+	return c.socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 		var s struct {
 			Sampling control.Sampling `json:"sampling"`
 		}

@@ -14,7 +14,7 @@ import (
 
 func newSnapshot() *cobra.Command {
 	var out cli.Output
-	var socket cli.SocketFlag
+	var socket socketFlag
 	var modules []string
 	c := &cobra.Command{
 		Use:     "snapshot",
@@ -24,7 +24,7 @@ func newSnapshot() *cobra.Command {
 			if modules, err = monitor.NormalizeModules(modules); err != nil {
 				return err
 			}
-			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				s, err := cl.Snapshot(ctx, modules...)
 				if err != nil {
 					return err
@@ -34,7 +34,7 @@ func newSnapshot() *cobra.Command {
 		},
 	}
 	out.AddFlags(c)
-	socket.AddFlags(c)
+	socket.addFlags(c)
 	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; modules that this machine lacks are omitted")
 	return c
 }

@@ -20,13 +20,13 @@ import (
 
 func newStatus() *cobra.Command {
 	var out cli.Output
-	var socket cli.SocketFlag
+	var socket socketFlag
 	c := &cobra.Command{
 		Use:     "status",
 		Short:   "Show the state of the daemon: identity, link, clock, storage, sampling",
 		Example: "  agentctl status\n  agentctl status -o json | jq .link.state",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return socket.WithClient(cmd, func(ctx context.Context, cl *control.Client) error {
+			return socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 				var s daemon.Status
 				if err := cl.Status(ctx, &s); err != nil {
 					return err
@@ -36,7 +36,7 @@ func newStatus() *cobra.Command {
 		},
 	}
 	out.AddFlags(c)
-	socket.AddFlags(c)
+	socket.addFlags(c)
 	return c
 }
 

@@ -20,7 +20,7 @@ import (
 
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
-	var socket cli.SocketFlag
+	var socket socketFlag
 	var out cli.Output
 	var limit cli.Limits
 	c := &cobra.Command{
@@ -65,7 +65,7 @@ cpu and memory, like any client that subscribes to events.`,
 		},
 	}
 	out.AddStreamFlags(c)
-	socket.AddFlags(c)
+	socket.addFlags(c)
 	c.Flags().Var(duration.NewValue(&w.Interval, 0), "interval", "show a sample every `DURATION`, 100ms to 60s (default: the daemon's interval)")
 	c.Flags().StringSliceVar(&w.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", "))
 	limit.AddFlags(c, "end", "samples")

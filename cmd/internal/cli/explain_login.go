@@ -68,7 +68,7 @@ func ExplainContextFile(e *login.FileError, again string) error {
 	next := again
 	switch {
 	case errors.Is(e, login.ErrOpen):
-		next = "if nobody else has read it: chmod 600 " + e.Path + "; else revoke the agent on the relay and log in again with a new invite"
+		next = "if nobody else has read it: chmod 600 " + ShellQuote(e.Path) + "; else revoke the agent on the relay and log in again with a new invite"
 	case errors.Is(e, login.ErrDamaged):
 		next = "remove the context with: agentctl context rm " + strings.TrimSuffix(filepath.Base(e.Path), ".json") + ", and log in again with a new invite"
 	case errors.Is(e, syscall.ENOSPC):

@@ -43,11 +43,17 @@ func AddStateDirFlag(c *cobra.Command, dir *string) {
 	c.Flags().StringVar(dir, "state-dir", EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` of the relay's state [AGENTCTL_STATE_DIR]")
 }
 
+// AddDryRunFlag adds --dry-run for a command that says what it would do, and does nothing.
+func AddDryRunFlag(c *cobra.Command, dryRun *bool) {
+	c.Flags().BoolVar(dryRun, "dry-run", false, "print what would be done, and do nothing")
+}
+
 // StateDirHint is the --state-dir that the next command needs to find the same relay, with a space
 // before it; empty if the command was given none.
-func StateDirHint(cmd *cobra.Command) string {
-	if f := cmd.Flags().Lookup("state-dir"); f.Changed {
-		return " --state-dir " + f.Value.String()
-	}
-	return ""
+func StateDirHint(cmd *cobra.Command) string { return GivenFlags(cmd, "state-dir") }
+
+// RelayHint is StateDirHint for the flags of RelayFlags. Without them the next command would go to the
+// relay of a context, or be refused there.
+func RelayHint(cmd *cobra.Command) string {
+	return GivenFlags(cmd, "relay", "token-file", "ca-file", "ca-sha256")
 }

@@ -38,6 +38,27 @@ func TestGivenFlags(t *testing.T) {
 	}
 }
 
+// The next step finds the same state directory and the same relay, whatever their paths are.
+func TestHints(t *testing.T) {
+	c := &cobra.Command{Use: "x"}
+	var dir string
+	var relay RelayFlags
+	AddStateDirFlag(c, &dir)
+	relay.AddFlags(c)
+	if got := StateDirHint(c) + RelayHint(c); got != "" {
+		t.Errorf("without flags: %q", got)
+	}
+	if err := c.ParseFlags([]string{"--state-dir", "/tmp/my state", "--token-file", "my token", "--relay", "https://relay.example"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := StateDirHint(c), " --state-dir '/tmp/my state'"; got != want {
+		t.Errorf("StateDirHint = %q, want %q", got, want)
+	}
+	if got, want := RelayHint(c), " --relay https://relay.example --token-file 'my token'"; got != want {
+		t.Errorf("RelayHint = %q, want %q", got, want)
+	}
+}
+
 func TestReadCode(t *testing.T) {
 	const code = "7K3M-9QTR-2HXW-DB5N"
 	file := filepath.Join(t.TempDir(), "code.txt")

@@ -15,7 +15,7 @@ func ReadToken(path string) (string, error) {
 	var exposed *config.ExposedError
 	switch {
 	case errors.As(err, &exposed):
-		return "", fmt.Errorf("%w, and use it in your place; make it yours: chmod 600 %s", err, path)
+		return "", fmt.Errorf("%w, and use it in your place; make it yours: chmod 600 %s", err, ShellQuote(path))
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w; run this as the file's owner, or name your own file", err)
 	case err != nil:

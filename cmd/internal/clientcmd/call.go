@@ -88,7 +88,7 @@ func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := f.limit.Context(cmd)
+	ctx, cancel := f.limit.Context(cmd) // after the look-up of the name, which --for does not count
 	defer cancel()
 	types := argumentTypes(ctx, rc, tool, words)
 	arguments, err := toolArguments(f.args, words, types)

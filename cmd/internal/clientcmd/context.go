@@ -71,7 +71,7 @@ func newContextUse() *cobra.Command {
 		ValidArgsFunction: cli.CompleteContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s := cli.ContextStore()
-			before, _ := s.Current()
+			before, _ := s.Current() // without one there is nothing to return to
 			if err := s.Use(args[0]); err != nil {
 				return cli.ExplainContext(err)
 			}
@@ -123,6 +123,6 @@ revokes it; the way back is a new invite.`,
 			return err
 		},
 	}
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	cli.AddDryRunFlag(c, &dryRun)
 	return c
 }

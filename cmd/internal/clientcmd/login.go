@@ -37,6 +37,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
   agentctl context ls`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			// The flags are checked before the exchange, because it spends the code.
 			o.Relay, o.Version = args[0], cli.Version
 			if _, err := enroll.BaseURL(o.Relay); err != nil {
 				return cli.Errorf(cli.ExitUsage, "%w", err)

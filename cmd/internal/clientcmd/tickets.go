@@ -39,7 +39,7 @@ func (t *ticketCmd) addFlags(c *cobra.Command, changes bool) *cobra.Command {
 	t.relay.AddFlags(c)
 	t.out.AddFlags(c)
 	if changes {
-		c.Flags().BoolVar(&t.dryRun, "dry-run", false, "print what would be done, and do nothing")
+		cli.AddDryRunFlag(c, &t.dryRun)
 	}
 	return c
 }
@@ -113,7 +113,7 @@ func newTicketsCreate() *cobra.Command {
 			case expires != 0 && approval == "":
 				return cli.Errorf(cli.ExitUsage, "--expires goes with --approval")
 			case approval != "":
-				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())}
+				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())} // 0: the relay decides
 			}
 			if err := checkWord("--priority", "priority", req.Priority, client.TicketPriorities); req.Priority != "" && err != nil {
 				return err
@@ -135,9 +135,9 @@ func newTicketsCreate() *cobra.Command {
 				req.NodeID = n.NodeID
 			}
 			return t.change(cmd, rc, "create", req, func(k *client.Ticket) (did, undo string) {
-				undo = "close it with: agentctl tickets move " + k.ID + " closed"
+				undo = "close it with: " + nextCommand(cmd, "move", k.ID, "closed")
 				if k.Approval != nil {
-					undo = "withdraw it with: agentctl tickets reject " + k.ID
+					undo = "withdraw it with: " + nextCommand(cmd, "reject", k.ID)
 				}
 				return "created " + k.ID, undo
 			})

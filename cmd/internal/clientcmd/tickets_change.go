@@ -49,7 +49,7 @@ func newTicketsAssign() *cobra.Command {
 				agent = ""
 			}
 			return t.change(cmd, rc, "assign", map[string]any{"id": old.ID, "agent_id": agent}, func(k *client.Ticket) (did, undo string) {
-				return fmt.Sprintf("assigned %s to %s", k.ID, assignee(k)), fmt.Sprintf("undo with: agentctl tickets assign %s %s", k.ID, before)
+				return fmt.Sprintf("assigned %s to %s", k.ID, assignee(k)), "undo with: " + nextCommand(cmd, "assign", k.ID, before)
 			})
 		},
 	}
@@ -102,15 +102,25 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 		return cli.Errorf(cli.ExitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
 	}
 	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *client.Ticket) (did, undo string) {
-		undo = "a decision is final; ask again with: agentctl tickets create --approval"
+		undo = "a decision is final; ask again with: " + nextCommand(cmd, "create", "TITLE", "--approval", "ACTION")
 		switch {
 		case slices.Contains(k.Allowed, old.Status):
-			undo = fmt.Sprintf("undo with: agentctl tickets move %s %s", k.ID, old.Status)
+			undo = "undo with: " + nextCommand(cmd, "move", k.ID, old.Status)
 		case len(k.Allowed) > 0:
-			undo = fmt.Sprintf("take it up again with: agentctl tickets move %s open", k.ID)
+			undo = "take it up again with: " + nextCommand(cmd, "move", k.ID, "open")
 		}
 		return fmt.Sprintf("%s: %s -> %s", k.ID, old.Status, k.Status), undo
 	})
+}
+
+// nextCommand is a command of this group for the same relay, to print as the next step. Its words come
+// from the relay too, and are quoted for the shell that they are pasted into.
+func nextCommand(cmd *cobra.Command, words ...string) string {
+	line := "agentctl tickets"
+	for _, w := range words {
+		line += " " + cli.ShellQuote(w)
+	}
+	return line + cli.RelayHint(cmd)
 }
 
 // change calls the tool tickets.<verb> and prints what it did and how to undo it, as describe says.

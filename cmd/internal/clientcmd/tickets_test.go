@@ -105,7 +105,7 @@ func TestTicketsCommand(t *testing.T) {
 	_, errs = r.run("bob", cli.ExitOK, "move", id, "waiting", "--dry-run")
 	r.want(errs, "tickets.transition", "nothing was done")
 	_, errs = r.run("bob", cli.ExitOK, "move", id, "in_progress")
-	r.want(errs, "open -> in_progress", "agentctl tickets move "+id+" open")
+	r.want(errs, "open -> in_progress", "agentctl tickets move "+id+" open --relay "+r.url+" --token-file "+r.tokens["bob"])
 	_, errs = r.run("bob", cli.ExitFailure, "move", id, "rejected")
 	r.want(errs, "cannot become rejected", "open, waiting, resolved, closed")
 	out, _ = r.run("reader", cli.ExitOK, "show", strings.ToLower(id))

@@ -101,7 +101,7 @@ func (v *verifyFlags) complete(m *stages.Message, file string) error {
 	case v.uri != "":
 		m.URI = v.uri
 	}
-	m.Tool, m.Nonce = manifest.Canonical(v.tool), v.nonce
+	m.Tool, m.Nonce = manifest.Canonical(v.tool), v.nonce // the relay signs the dotted name, whichever was called
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -18,18 +19,6 @@ import (
 	"agentctl/relay/eventlog"
 	"agentctl/term"
 )
-
-// New returns the commands of a build with a relay.
-func New() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "events",
-		Short: "Subscribe to, publish and serve topic events; read the event log",
-		Long: `Subscribe to, publish and serve topic events (docs/events.md), and read the relay's event log: the
-history of boards, agents and tickets.`,
-	}
-	c.AddCommand(newTail(), newEmit(), newServe(), newReplay())
-	return c
-}
 
 // newReplay returns the command replay.
 func newReplay() *cobra.Command {
@@ -92,6 +81,7 @@ func printLog(cmd *cobra.Command, format, dir string, q eventlog.Query) error {
 		p.w = term.JSONWriter(cmd.OutOrStdout())
 	}
 	err = r.Select(cmd.Context(), q, p.event)
+	// A JSON list is closed after damage too, so that a program can read the events before it.
 	if damaged := errors.Is(err, eventlog.ErrDamaged); err == nil || damaged && (p.n > 0 || p.format == "json") {
 		err = errors.Join(err, p.end(cmd.ErrOrStderr()))
 	}
@@ -110,6 +100,9 @@ type eventPrinter struct {
 
 // flushEvery is how many rows of the table are laid out together.
 const flushEvery = 1000
+
+// maxPayload is how much of a payload a row shows, bytes.
+const maxPayload = 100
 
 // event prints one event.
 func (p *eventPrinter) event(e eventlog.Event) error {
@@ -134,15 +127,20 @@ func (p *eventPrinter) event(e eventlog.Event) error {
 	if p.n == 1 {
 		p.table = term.NewTable(p.w, "SEQ", "TIME", "TENANT", "TYPE", "ABOUT", "PAYLOAD")
 	}
-	payload := string(e.Payload)
-	if len(payload) > 100 {
-		payload = payload[:97] + "..."
-	}
-	p.table.Row(e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), e.Tenant, e.Type, e.Aggregate, payload)
+	p.table.Row(e.Seq, time.UnixMilli(e.CreatedMS).UTC().Format(time.RFC3339), e.Tenant, e.Type, e.Aggregate, shortPayload(e.Payload))
 	if p.n%flushEvery == 0 {
 		return p.table.Flush()
 	}
 	return nil
+}
+
+// shortPayload is a payload for a row of the table. It is cut between characters: half of one would be
+// shown as escaped bytes. The other formats have all of it.
+func shortPayload(payload []byte) string {
+	if len(payload) <= maxPayload {
+		return string(payload)
+	}
+	return strings.ToValidUTF8(string(payload[:maxPayload-3]), "") + "..."
 }
 
 // end completes the output after the last event.

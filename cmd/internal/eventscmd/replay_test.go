@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"agentctl/cmd/internal/cli"
 	"agentctl/cmd/internal/cli/clitest"
@@ -110,4 +111,17 @@ func replay(t *testing.T, dir string, args ...string) string {
 func runReplay(t *testing.T, dir string, args ...string) (code int, out, errs string) {
 	t.Helper()
 	return clitest.Run(t, New(), "", append([]string{"replay", "--state-dir", dir}, args...)...)
+}
+
+// A row never ends in half of a character.
+func TestShortPayload(t *testing.T) {
+	for before := range len("€") { // the cut falls on each of its bytes
+		payload := []byte(strings.Repeat("x", before) + strings.Repeat("€", 60))
+		if got := shortPayload(payload); !utf8.ValidString(got) || len(got) > maxPayload || !strings.HasSuffix(got, "€...") {
+			t.Errorf("got %q", got)
+		}
+	}
+	if got := shortPayload([]byte(`{"a":1}`)); got != `{"a":1}` {
+		t.Errorf("got %q", got)
+	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"agentctl/cmd/internal/cli"
 	"agentctl/cmd/internal/serving"
-	"agentctl/config"
 	"agentctl/daemon"
 	"agentctl/relay"
 	"agentctl/relay/gateway"
@@ -51,18 +50,18 @@ bad stays as it was.`,
 	f := c.Flags()
 	f.StringVar(&s.listen, "listen", "", "`HOST:PORT` to serve (default from MCP_SSE_HOST and MCP_SSE_PORT: port 39300 of loopback, or of every address with a token)")
 	f.StringVar(&s.dir, "state-dir", "", "`DIR` for the events, not a relay's state directory (default: memory only)")
-	f.StringVar(&s.cert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
-	f.StringVar(&s.key, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")
+	serving.AddCertificateFlags(f, &s.cert, &s.key)
 	f.StringArrayVar(&s.origins, "allow-origin", nil, "`ORIGIN` of a web page that may connect (repeatable; default MCP_SSE_ALLOW_ORIGINS)")
-	f.StringVar(&s.originFile, "allow-origin-file", cli.EnvOr("AGENTCTL_ALLOW_ORIGIN_FILE", ""), "`FILE` with more of them, one a line; read again on SIGHUP [AGENTCTL_ALLOW_ORIGIN_FILE]")
+	serving.AddOriginFileFlag(f, &s.originFile)
 	f.BoolVar(&s.insecure, "insecure", false, "serve beyond loopback without a token; only for networks that nobody else can reach")
 	serving.AddTrustedProxyFlag(f, &s.proxies)
-	f.StringVar(&s.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "info"), "log `LEVEL`: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
+	serving.AddLogLevelFlag(f, &s.logLevel)
 	return c
 }
 
 // run serves until the command's context ends.
 func (s *serveFlags) run(cmd *cobra.Command) error {
+	// Before all else: SIGHUP without a receiver would end the process.
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
@@ -98,7 +97,7 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
-	waitReloads := func() {} // until the gateway is ready
+	waitReloads := func() {} // until the gateway is ready: there are no reloads before
 	err = relay.ServeGateway(ctx, o, s.dir, func(base string, g *gateway.Gateway) {
 		fmt.Fprintf(cmd.OutOrStdout(), "{\"ready\":true,\"sse_url\":%q,\"ingest_url\":%q}\n", base+gateway.StreamPath, base+gateway.IngestPath)
 		daemon.NotifySystemd("READY=1", "STATUS=serving "+base)

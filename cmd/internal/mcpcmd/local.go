@@ -18,9 +18,9 @@ import (
 // serveLocal serves this board over MCP in this process, and sets the URL and the client of o. The
 // client dials in memory: no port is open that other programs of this machine could use.
 func serveLocal(ctx context.Context, socket string, log *zap.Logger, o *stdio.Options) (closeServer func(), err error) {
-	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv("MCP_AGENT_ID"), Version: cli.Version, Log: log})
+	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv(agentIDEnv), Version: cli.Version, Log: log})
 	if errors.Is(err, mcplocal.ErrAgentID) {
-		return nil, cli.Errorf(cli.ExitUsage, "MCP_AGENT_ID: %w", err)
+		return nil, cli.Errorf(cli.ExitUsage, "%s: %w", agentIDEnv, err)
 	}
 	if err != nil {
 		return nil, err

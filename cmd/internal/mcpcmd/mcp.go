@@ -131,7 +131,7 @@ const toolsetUsage = "list the tools of toolset `NAME`: fleet, boards or all; pl
 
 // tokenSource returns the source of the token that each request carries: the file, read anew each time
 // because it may be renewed, or MCP_TOKEN if no file is named.
-func tokenSource(file string) func(context.Context, string) (string, error) {
+func tokenSource(file string) tokenFunc {
 	return func(context.Context, string) (string, error) {
 		if file == "" {
 			return os.Getenv(tokenEnv), nil

@@ -73,6 +73,7 @@ func (a *adoption) explain(err error) error {
 func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 	isSame := bytes.Equal(a.previousJSON, found.JSON)
 	r := newAdoptReport(a, found)
+	r.relayFlags += cli.GivenFlags(cmd, "relay", "ca-file", "ca-sha256")
 	if a.previousJSON != nil && !isSame {
 		r.Diff = string(diff.Diff("plugin.json", a.previousJSON, "plugin.json (new)", found.JSON))
 	}
@@ -81,14 +82,14 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 		if err := a.out.Print(cmd, r, func() error { return r.print(cmd) }); err != nil {
 			return err
 		}
-		return cli.Errorf(cli.ExitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name)
+		return cli.Errorf(cli.ExitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again%s -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name, cli.GivenFlags(cmd, "state-dir", "plugin-dir"))
 	case !a.dryRun:
 		if err := process.WriteFolder(a.folder, a.stage, found.JSON); err != nil {
 			return err
 		}
 		r.Written = true
 		if err := a.load(cmd.Context(), r); err != nil {
-			_ = r.print(cmd)
+			_ = r.print(cmd) // the operator reviews what is written now, loaded or not
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"agentctl/cmd/internal/cli"
 	"agentctl/relay/plugins/process"
 	"agentctl/term"
 )
@@ -35,7 +36,7 @@ type adoptReport struct {
 	Loaded    bool                    `json:"loaded"`
 
 	isPackaged bool   // the plugin is one of the packaged relay
-	tokenFile  string // --token-file of the next commands
+	relayFlags string // of the next commands, with a space before them
 }
 
 // adoptedTool is a tool of an adopted server.
@@ -50,7 +51,7 @@ func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 	m := found.Manifest
 	r := &adoptReport{Name: m.Name, Version: m.Version, Server: found.Server, Protocol: found.Protocol, Path: filepath.Join(a.folder, "plugin.json"),
 		Command: m.Command, Tools: []adoptedTool{}, Resources: len(m.Resources), Templates: len(m.ResourceTemplates), Prompts: []string{},
-		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, tokenFile: cmp.Or(a.relay.TokenFile, "operator.token"), isPackaged: a.pluginDir == packagedPlugins}
+		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, relayFlags: " --token-file " + cli.ShellQuote(cmp.Or(a.relay.TokenFile, "operator.token")), isPackaged: a.pluginDir == packagedPlugins}
 	for _, t := range m.Tools {
 		r.Tools = append(r.Tools, adoptedTool{t.Name, scopeOf(t.Capability), t.Digest})
 	}
@@ -98,12 +99,12 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 	if r.Written {
 		fmt.Fprintf(&b, "Wrote %s. Review it: models read its descriptions.\n", r.Path)
 		if r.Loaded {
-			fmt.Fprintf(&b, "Loaded it; undo it with: agentctl plugin unload %s --token-file %s\n", r.Name, r.tokenFile)
+			fmt.Fprintf(&b, "Loaded it; undo it with: agentctl plugin unload %s%s\n", r.Name, r.relayFlags)
 		} else {
 			if r.isPackaged {
 				fmt.Fprintf(&b, "The packaged relay starts no interpreters itself. Make it a service with: systemctl enable --now agentctl-relay-plugin@%s.socket\n", r.Name)
 			}
-			fmt.Fprintf(&b, "Load it with: agentctl plugin load %s --token-file %s\n", r.Name, r.tokenFile)
+			fmt.Fprintf(&b, "Load it with: agentctl plugin load %s%s\n", r.Name, r.relayFlags)
 		}
 		fmt.Fprintf(&b, "Who may use it needs its scopes: agentctl token create --class agent --add-scope %s\n", strings.Join(r.Scopes, " --add-scope "))
 	}

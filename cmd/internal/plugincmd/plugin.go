@@ -11,6 +11,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -119,7 +120,7 @@ a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl p
 			Example: "  agentctl plugin load notes --token-file admin.token",
 		},
 		call: (*client.Client).LoadPlugin,
-		undo: func(name string) string { return "undo it with: agentctl plugin unload " + name },
+		next: func(name string) string { return "undo it with: agentctl plugin unload " + name },
 	})
 }
 
@@ -141,7 +142,7 @@ To reload all plugins whose manifest or program has changed, send SIGHUP to the 
 			Example: "  agentctl plugin reload notes --token-file admin.token",
 		},
 		call: (*client.Client).ReloadPlugin,
-		undo: func(name string) string { return "see it with: agentctl plugin ls" },
+		next: func(string) string { return "see it with: agentctl plugin ls" },
 	})
 }
 
@@ -155,17 +156,20 @@ func newPluginUnload() *cobra.Command {
 			Example: "  agentctl plugin unload notes@1.0.0 --token-file admin.token",
 		},
 		call: (*client.Client).UnloadPlugin,
-		undo: func(string) string { return "load it again with: agentctl plugin load NAME" },
+		next: func(name string) string {
+			name, _, _ = strings.Cut(name, "@") // load takes the version that the folder has
+			return "load it again with: agentctl plugin load " + name
+		},
 	})
 }
 
 // pluginChange is a command that loads, reloads or unloads a plugin. They differ in the request and in
-// what is printed as the next step.
+// what is printed as the next step, which ends with a command.
 type pluginChange struct {
 	verb string
 	cmd  cobra.Command
 	call func(c *client.Client, ctx context.Context, name string) error
-	undo func(name string) string
+	next func(name string) string
 }
 
 // newPluginChange returns the command of p.
@@ -186,10 +190,10 @@ func newPluginChange(p pluginChange) *cobra.Command {
 		if err := p.call(rc, cmd.Context(), name); err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s\n", p.verb, name, p.undo(name))
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s%s\n", p.verb, name, p.next(name), cli.RelayHint(cmd))
 		return err
 	}
 	rf.AddFlags(&p.cmd)
-	p.cmd.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	cli.AddDryRunFlag(&p.cmd, &dryRun)
 	return &p.cmd
 }

@@ -56,7 +56,7 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 	if f.isRemote(cmd) {
 		switch {
 		case cmd.Flags().Changed("state-dir"):
-			return cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
+			return errTwoWays()
 		case f.tenant != "":
 			return cli.Errorf(cli.ExitUsage, "--tenant goes with --state-dir; over HTTP the token decides the tenant")
 		}
@@ -74,6 +74,11 @@ func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, 
 	return local(s)
 }
 
+// errTwoWays reports the flags of both ways to administer a relay.
+func errTwoWays() error {
+	return cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
+}
+
 // stateChanger makes a change in a state directory and records it in the audit log there: localChange
 // with the directory that the flags select.
 type stateChanger func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error
@@ -88,5 +93,5 @@ func (f *adminFlags) changer(cmd *cobra.Command) stateChanger {
 // sameRelay returns the flags that the command was given to find its relay, with a space before them:
 // the command that is printed as the next step needs them too.
 func (f *adminFlags) sameRelay(cmd *cobra.Command) string {
-	return cli.GivenFlags(cmd, "state-dir", "relay", "token-file", "ca-file", "ca-sha256")
+	return cli.StateDirHint(cmd) + cli.RelayHint(cmd)
 }

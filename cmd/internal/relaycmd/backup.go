@@ -51,7 +51,7 @@ certificates given with --tls-cert.`,
 			return out.Print(cmd, r, func() error {
 				fmt.Fprintln(cmd.OutOrStdout(), r.Path)
 				fmt.Fprintf(cmd.ErrOrStderr(), "%d files, %s of relay %s; put it back with: agentctl relay restore %s%s\n",
-					len(r.Files), term.Bytes(uint64(r.Bytes)), r.RelayID, r.Path, cli.StateDirHint(cmd))
+					len(r.Files), term.Bytes(uint64(r.Bytes)), r.RelayID, cli.ShellQuote(r.Path), cli.StateDirHint(cmd))
 				for _, path := range r.Deleted {
 					fmt.Fprintln(cmd.ErrOrStderr(), "deleted", path)
 				}

@@ -60,9 +60,9 @@ func repairCommand(p *checkup.Problem, stateDir string) string {
 	switch p.Repair {
 	case checkup.RepairPermission:
 		if p.Mode != 0 {
-			return fmt.Sprintf("chmod %04o %s", p.Mode, p.Path)
+			return fmt.Sprintf("chmod %04o %s", p.Mode, cli.ShellQuote(p.Path))
 		}
-		return fmt.Sprintf("sudo chown %d:%d %s", p.UID, p.GID, p.Path)
+		return fmt.Sprintf("sudo chown %d:%d %s", p.UID, p.GID, cli.ShellQuote(p.Path))
 	case checkup.RepairRestore:
 		return "agentctl relay restore BACKUP" + stateDir
 	case checkup.RepairSalvage:

@@ -17,6 +17,7 @@ func TestRepairCommand(t *testing.T) {
 	}{
 		{checkup.Problem{Repair: checkup.RepairPermission, Path: "x/keys", Mode: 0o700}, "chmod 0700 x/keys"},
 		{checkup.Problem{Repair: checkup.RepairPermission, Path: "x/keys", UID: 7, GID: 8}, "sudo chown 7:8 x/keys"},
+		{checkup.Problem{Repair: checkup.RepairPermission, Path: "my state/keys", Mode: 0o700}, "chmod 0700 'my state/keys'"},
 		{checkup.Problem{Repair: checkup.RepairRestore}, "agentctl relay restore BACKUP --state-dir x"},
 		{checkup.Problem{Repair: checkup.RepairSalvage}, "agentctl relay salvage DIR --state-dir x"},
 		{checkup.Problem{Repair: checkup.RepairRestart}, "start the relay, which makes it anew: agentctl relay --state-dir x"},

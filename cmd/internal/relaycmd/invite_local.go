@@ -41,7 +41,7 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 		}
 		return err
 	})
-	if bad, ok := errors.AsType[*auth.Error](err); ok {
+	if bad, ok := errors.AsType[*auth.Error](err); ok { // over HTTP it is a bad request, which exits with 2 too
 		return nil, cli.Errorf(cli.ExitUsage, "%s", bad.Message)
 	}
 	if errors.Is(err, auth.ErrRequest) {

@@ -223,7 +223,7 @@ new token. Its name, tags and history stay.`,
 			return f.out.Print(cmd, n, func() error {
 				next := ""
 				if !f.dryRun {
-					next = "; this is not undone: make it join again with a new invite, or mint a token: agentctl token create --class device --node " + n.NodeID
+					next = "; this is not undone: make it join again with a new invite, or mint a token: agentctl token create --class device --node " + n.NodeID + f.sameRelay(cmd)
 				}
 				line := fmt.Sprintf("%s %d token(s) of %s (%s)%s", f.did(done, planned), n.RevokedTokens, n.Name, n.NodeID, next)
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(line))

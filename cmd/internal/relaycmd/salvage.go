@@ -94,12 +94,12 @@ func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) erro
 		}
 	}
 	if r.Replaced != "" {
-		fmt.Fprintf(w, "\nthe old log is in %s; undo with the relay stopped: mv %s/* %s/\n", r.Replaced, r.Replaced, dir)
+		fmt.Fprintf(w, "\nthe old log is in %s; undo with the relay stopped: mv %s/* %s/\n", r.Replaced, cli.ShellQuote(r.Replaced), cli.ShellQuote(dir))
 		return nil
 	}
 	log := filepath.Join(dir, eventlog.FileName)
 	fmt.Fprintf(w, "\nThe old log is unchanged. To use the new one, with the relay stopped (--replace does the same):\n"+
 		"  mkdir -m 700 %[1]s/damaged && mv %[2]s* %[1]s/damaged/\n"+
-		"  cp %[3]s %[1]s/ && chown --reference=%[1]s %[2]s\n", filepath.Clean(dir), log, r.To)
+		"  cp %[3]s %[1]s/ && chown --reference=%[1]s %[2]s\n", cli.ShellQuote(filepath.Clean(dir)), cli.ShellQuote(log), cli.ShellQuote(r.To))
 	return nil
 }

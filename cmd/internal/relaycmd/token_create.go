@@ -11,8 +11,9 @@ import (
 	"agentctl/relay/auth"
 )
 
-// newTokenCreate returns the command token create. It writes tokens to a file or to stdout, once, and everything else to stderr, so that
-// a redirection keeps a token alone. The relay stores no token, only its description.
+// newTokenCreate returns the command token create. It writes tokens to a file or to stdout, once, and
+// everything else to stderr, so that a redirection keeps a token alone. The relay stores no token, only
+// its description.
 func newTokenCreate() *cobra.Command {
 	var f tokenFlags
 	var req auth.MintRequest

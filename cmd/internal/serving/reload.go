@@ -1,8 +1,5 @@
 //go:build linux && !agentctl_omit_relay
 
-// Package serving has what the commands that serve, 'agentctl relay' and 'agentctl events serve',
-// share: reloads on SIGHUP, the settings of the event gateway in the environment, and the flag for
-// trusted proxies.
 package serving
 
 import (

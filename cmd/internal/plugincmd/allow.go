@@ -114,14 +114,14 @@ scope that the caller lacks.`,
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "allowed plugin %s %s; undo it with: agentctl plugin disallow %s\n", b.Name, allowedText(b), b.Name)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "allowed plugin %s %s; undo it with: agentctl plugin disallow %s%s\n", b.Name, allowedText(b), b.Name, cli.RelayHint(cmd))
 			return err
 		},
 	}
 	rf.AddFlags(c)
 	c.Flags().StringArrayVar(&tenants, "tenant", nil, "let it act in `TENANT` (repeatable), * for every one; default: the tenant of your token")
 	c.Flags().StringVar(&digest, "digest", "", "refuse if plugin.json has another digest than `HEX`, as plugin show printed it")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	cli.AddDryRunFlag(c, &dryRun)
 	return c
 }
 
@@ -148,11 +148,11 @@ it goes on answering calls.`,
 			if err := rc.DisallowPlugin(cmd.Context(), args[0]); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "disallowed plugin %s; undo it with: agentctl plugin allow %s\n", args[0], args[0])
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "disallowed plugin %s; undo it with: agentctl plugin allow %s%s\n", args[0], args[0], cli.RelayHint(cmd))
 			return err
 		},
 	}
 	rf.AddFlags(c)
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be done, and do nothing")
+	cli.AddDryRunFlag(c, &dryRun)
 	return c
 }

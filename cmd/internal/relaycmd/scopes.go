@@ -33,7 +33,7 @@ type pluginScopes struct {
 	problems error // manifests that could not be read
 }
 
-// Explain adds to the error of an unknown scope where those of plugins come from.
+// explain adds to the error of an unknown scope where those of plugins come from.
 func (p *pluginScopes) explain(err error) error {
 	if scope := new(auth.ScopeError); !errors.As(err, &scope) || p.dir == "" {
 		return err
@@ -56,21 +56,18 @@ func topicLimit(topics []string) string {
 // completeScopes completes a scope: those of the relay that an agent may hold and those of plugins
 // in a state directory, or those that the token holds where a relay is asked.
 func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-	scopes := remoteScopes(cmd)
-	if !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
-		scopes = slices.DeleteFunc(slices.Clone(manifest.Scopes), func(s string) bool { return strings.HasPrefix(s, "device:") })
-		if f := cmd.Flags().Lookup("state-dir"); f != nil {
-			scopes = append(scopes, localPluginScopes(f.Value.String())...)
-		}
+	if cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file") {
+		return cli.WithPrefix(remoteScopes(cmd), word), cobra.ShellCompDirectiveNoFileComp
+	}
+	scopes := slices.DeleteFunc(slices.Clone(manifest.Scopes), func(s string) bool { return strings.HasPrefix(s, "device:") })
+	if f := cmd.Flags().Lookup("state-dir"); f != nil {
+		scopes = append(scopes, localPluginScopes(f.Value.String())...)
 	}
 	return cli.WithPrefix(scopes, word), cobra.ShellCompDirectiveNoFileComp
 }
 
 // remoteScopes returns the scopes of the token of the command's flags: it can grant no others.
 func remoteScopes(cmd *cobra.Command) []string {
-	if !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
-		return nil
-	}
 	rc, err := cli.CompletionClient(cmd)
 	if err != nil {
 		return nil

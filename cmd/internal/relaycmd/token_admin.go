@@ -62,7 +62,7 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):
-		return nil, cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
+		return nil, errTwoWays()
 	case req.Count > 1:
 		return nil, cli.Errorf(cli.ExitUsage, "--count goes with --state-dir; a relay makes one token at a time")
 	case !cmd.Flags().Changed("tenant"):
@@ -99,7 +99,7 @@ func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, er
 	}
 	switch _, ok := manifest.ParseULID(req.JTI); {
 	case cmd.Flags().Changed("state-dir"):
-		return 0, cli.Errorf(cli.ExitUsage, "give either --state-dir, or --relay and --token-file")
+		return 0, errTwoWays()
 	case !ok:
 		return 0, cli.Errorf(cli.ExitUsage, "a relay revokes a token by its --jti; for a board: agentctl node revoke NODE")
 	}

@@ -1,0 +1,30 @@
+package boardcmd
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/config"
+	"agentctl/control"
+)
+
+// socketFlag names the control socket of the daemon on this machine.
+type socketFlag struct{ Path string }
+
+// addFlags adds --socket to c.
+func (s *socketFlag) addFlags(c *cobra.Command) {
+	c.Flags().StringVar(&s.Path, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
+}
+
+// withClient calls fn with a connection to the daemon, and closes the connection afterwards.
+// Errors of Dial have their next step already; cli.Explain adds the exit code.
+func (s *socketFlag) withClient(cmd *cobra.Command, fn func(context.Context, *control.Client) error) error {
+	cl, err := control.Dial(cmd.Context(), s.Path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cl.Close() }()
+	return fn(cmd.Context(), cl)
+}

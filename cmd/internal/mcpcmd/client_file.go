@@ -1,0 +1,104 @@
+//go:build !agentctl_omit_relay
+
+package mcpcmd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/spf13/cobra"
+
+	"agentctl/clientconfig"
+	"agentctl/cmd/internal/cli"
+	"agentctl/term"
+)
+
+// fileEdit has the flags of commands that change an MCP client's file.
+type fileEdit struct {
+	file        string // "" for where the client has it
+	yes, dryRun bool
+}
+
+func (e *fileEdit) addFlags(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&e.file, "file", "", "`PATH` of the client's file (default: where the client has it)")
+	f.BoolVar(&e.yes, "yes", false, "write without asking")
+	f.BoolVar(&e.dryRun, "dry-run", false, "show the change, and write nothing")
+}
+
+// open finds the client and reads its file.
+func (e *fileEdit) open(name string) (*clientconfig.Client, *clientconfig.File, error) {
+	cl, err := clientconfig.Find(name)
+	if err != nil {
+		return nil, nil, &cli.ExitError{Code: cli.ExitUsage, Err: err}
+	}
+	if !cl.Writable {
+		return nil, nil, cli.Errorf(cli.ExitUsage, "agentctl does not edit the file of %s; print the entry with: agentctl mcp config %s", cl.Title, cl.Name)
+	}
+	path := e.file
+	if path == "" {
+		if path, err = cl.Path(clientconfig.ThisSystem()); err != nil {
+			return nil, nil, fmt.Errorf("%w; name the file with --file", err)
+		}
+	}
+	f, err := clientconfig.Read(path)
+	if err != nil {
+		return nil, nil, explainClientFile(cl, err)
+	}
+	return cl, f, nil
+}
+
+// write shows the change, asks and writes the file. same is the format of what to print if there is no
+// change, with the path. done is false if nothing was written.
+func (e *fileEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clientconfig.File, after []byte, same string) (done bool, err error) {
+	w := cmd.OutOrStdout()
+	if bytes.Equal(after, f.Data) {
+		_, err := fmt.Fprintf(w, same, f.Path)
+		return false, err
+	}
+	if _, err := fmt.Fprint(w, term.SafeText(f.Diff(after))); err != nil {
+		return false, err
+	}
+	if e.dryRun {
+		_, err := fmt.Fprintf(w, "would write %s\n", f.Path)
+		return false, err
+	}
+	if !e.yes {
+		if err := cli.Confirm(cmd, "Write "+f.Path+"?"); err != nil {
+			return false, err
+		}
+	}
+	if err := f.Write(after); err != nil {
+		return false, explainClientFile(cl, err)
+	}
+	if f.IsNew {
+		_, err = fmt.Fprintf(w, "wrote %s, which is new\n", f.Path)
+	} else {
+		_, err = fmt.Fprintf(w, "wrote %s; what it held before is in %s\n", f.Path, f.BackupPath())
+	}
+	return true, err
+}
+
+// explainClientFile adds the next step to an error about a client's file. Each text says that the file is
+// unchanged: people fear for their configuration first.
+func explainClientFile(cl *clientconfig.Client, err error) error {
+	path := ""
+	if fe := new(clientconfig.FileError); errors.As(err, &fe) {
+		path = fe.Path
+	}
+	switch {
+	case errors.Is(err, clientconfig.ErrNoHTTP):
+		return cli.Errorf(cli.ExitUsage, "%s cannot take the token from its environment, and agentctl writes no token into a file; leave --http", cl.Title)
+	case errors.Is(err, clientconfig.ErrSyntax), errors.Is(err, clientconfig.ErrShape), errors.Is(err, clientconfig.ErrTooLarge), errors.Is(err, clientconfig.ErrNotRegular):
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Repair the file, or add by hand what this prints: agentctl mcp config %s", err, cl.Name)
+	case errors.Is(err, clientconfig.ErrReadOnly):
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Make the file writable: chmod u+w %s", err, cli.ShellQuote(path))
+	case errors.Is(err, clientconfig.ErrChanged):
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Close %s, and type the command again", err, cl.Title)
+	case errors.Is(err, fs.ErrPermission):
+		return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed. Run this as the user of the client, or name another file with --file", err)
+	}
+	return cli.Errorf(cli.ExitFailure, "%w\nNothing was changed", err)
+}
