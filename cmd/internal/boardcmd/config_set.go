@@ -91,7 +91,7 @@ func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dry
 	case dryRun:
 		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", key.Name, before, after, c.Path)
 	default:
-		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, c.Undo(), c.EffectText())
+		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, c.Undo()+cli.GivenFlags(cmd, "config", "state-dir", "socket"), c.EffectText())
 	}
 	return nil
 }

@@ -102,7 +102,7 @@ The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 				return err
 			}
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
-				ch.Undo = undo(ch.Before)
+				ch.Undo = undo(ch.Before) + cli.GivenFlags(cmd, "socket")
 				ch.After.Running, ch.After.Modules = true, modules
 				if len(modules) == 0 {
 					ch.After.Modules = []string{"cpu", "memory"}
@@ -130,7 +130,7 @@ its link and the streams to a relay. To stop the daemon: systemctl stop agentctl
 		Example: "  agentctl stop\n  agentctl stop --dry-run",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
-				ch.Undo = undo(ch.Before)
+				ch.Undo = undo(ch.Before) + cli.GivenFlags(cmd, "socket")
 				ch.After.Running = false
 				if !c.dryRun {
 					if err := cl.Stop(ctx); err != nil {

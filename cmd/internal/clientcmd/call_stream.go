@@ -26,6 +26,7 @@ func (f *streamFlags) addFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&f.once, "no-reconnect", false, "end a stream when it is interrupted, with an exit code that says why")
 }
 
+// check refuses --backfill without a reconnection: nothing is missed then.
 func (f *streamFlags) check() error {
 	if f.backfill && f.once {
 		return cli.Errorf(cli.ExitUsage, "--backfill fills what was missed before a reconnection: leave out --no-reconnect")

@@ -62,6 +62,8 @@ func printContexts(cmd *cobra.Command, list []login.Info) error {
 	return t.Flush()
 }
 
+// newContextUse returns the command context use. It needs no relay: a context may be chosen while its
+// relay is away.
 func newContextUse() *cobra.Command {
 	return &cobra.Command{
 		Use:               "use NAME",
@@ -85,6 +87,8 @@ func newContextUse() *cobra.Command {
 	}
 }
 
+// newContextRm returns the command context rm. The relay keeps the identity: to revoke it takes an
+// operator, so the command prints what that one types.
 func newContextRm() *cobra.Command {
 	var dryRun bool
 	c := &cobra.Command{

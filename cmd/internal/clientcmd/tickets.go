@@ -93,6 +93,8 @@ func newTicketsShow() *cobra.Command {
 	return t.addFlags(c, false)
 }
 
+// newTicketsCreate returns the command tickets create. An approval request is a ticket with an action: it
+// waits as pending until another person decides, or it expires.
 func newTicketsCreate() *cobra.Command {
 	var t ticketCmd
 	var req client.TicketRequest

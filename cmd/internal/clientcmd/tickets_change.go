@@ -32,6 +32,8 @@ func newTicketsComment() *cobra.Command {
 	return t.addFlags(c, true)
 }
 
+// newTicketsAssign returns the command tickets assign. Nobody is written -, so that the undo of a first
+// assignment can be typed too.
 func newTicketsAssign() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
@@ -56,6 +58,8 @@ func newTicketsAssign() *cobra.Command {
 	return t.addFlags(c, true)
 }
 
+// newTicketsMove returns the command tickets move. A word that is no status is a usage error; a status that
+// this ticket cannot change to is the relay's refusal, exit code 1.
 func newTicketsMove() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{

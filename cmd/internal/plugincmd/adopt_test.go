@@ -81,7 +81,7 @@ func TestAllowedText(t *testing.T) {
 		"in tenant acme, lab":                            allowed,
 		"in every tenant by ann,":                        everywhere,
 	} {
-		if got := allowedText(&b); !strings.HasPrefix(got, want) {
+		if got := allowedText(&b, ""); !strings.HasPrefix(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}

@@ -4,7 +4,6 @@ package plugincmd
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -35,7 +34,7 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 			if err != nil {
 				return err
 			}
-			return out.Print(cmd, b, func() error { return printPluginBus(cmd.OutOrStdout(), b) })
+			return out.Print(cmd, b, func() error { return printPluginBus(cmd, b) })
 		},
 	}
 	rf.AddFlags(c)
@@ -44,8 +43,8 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 }
 
 // printPluginBus prints what a plugin asks for and whether it is allowed.
-func printPluginBus(w io.Writer, b *client.PluginBus) error {
-	t := term.NewTable(w, "PLUGIN", b.Name)
+func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
+	t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", b.Name)
 	t.Row("VERSION", b.Version)
 	t.Row("DIGEST", b.Digest)
 	for _, row := range []struct {
@@ -56,17 +55,18 @@ func printPluginBus(w io.Writer, b *client.PluginBus) error {
 			t.Row(row.key, strings.Join(row.list, " "))
 		}
 	}
-	t.Row("ALLOWED", allowedText(b))
+	t.Row("ALLOWED", allowedText(b, cli.RelayHint(cmd)))
 	return t.Flush()
 }
 
-// allowedText describes where a plugin may act, and who decided it.
-func allowedText(b *client.PluginBus) string {
+// allowedText describes where a plugin may act, and who decided it. relayFlags are those of the command
+// that is printed as the next step.
+func allowedText(b *client.PluginBus, relayFlags string) string {
 	switch {
 	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
 		return "it asks for nothing"
 	case !b.Allowed:
-		return "no; allow it with: agentctl plugin allow " + b.Name
+		return "no; allow it with: agentctl plugin allow " + b.Name + relayFlags
 	}
 	s := "in tenant " + strings.Join(b.Tenants, ", ")
 	if len(b.Tenants) == 1 && b.Tenants[0] == "*" {
@@ -108,13 +108,13 @@ scope that the caller lacks.`,
 					return err
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
-				return printPluginBus(cmd.OutOrStdout(), b)
+				return printPluginBus(cmd, b)
 			}
 			b, err := rc.AllowPlugin(cmd.Context(), args[0], digest, tenants)
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "allowed plugin %s %s; undo it with: agentctl plugin disallow %s%s\n", b.Name, allowedText(b), b.Name, cli.RelayHint(cmd))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "allowed plugin %s %s; undo it with: agentctl plugin disallow %s%s\n", b.Name, allowedText(b, ""), b.Name, cli.RelayHint(cmd))
 			return err
 		},
 	}

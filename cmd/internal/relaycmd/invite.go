@@ -26,6 +26,7 @@ type inviteAdmin interface {
 	RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error)
 }
 
+// Over HTTP the client of a relay is an inviteAdmin as it is; localInvites is the other one.
 var _ inviteAdmin = (*client.Client)(nil)
 
 // inviteFlags are the flags that all commands of the group have.
@@ -145,6 +146,7 @@ func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	return own, nil
 }
 
+// isLoopbackURL reports whether a URL reaches its own machine only; not so for one that cannot be parsed.
 func isLoopbackURL(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && edge.IsLoopback(u.Hostname())

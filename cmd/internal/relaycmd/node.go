@@ -21,6 +21,7 @@ type nodeAdmin interface {
 	RemoveNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error)
 }
 
+// Over HTTP the client of a relay is a nodeAdmin as it is; localNodes is the other one.
 var _ nodeAdmin = (*client.Client)(nil)
 
 // nodeFlags are the flags that all commands of the group have.

@@ -19,6 +19,7 @@ import (
 // relay here: a token of the machine's own relay is what these commands have always made.
 type tokenFlags struct{ adminFlags }
 
+// flags adds no --tenant and no -o: those of create and revoke mean something else than in adminFlags.
 func (f *tokenFlags) flags(c *cobra.Command) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
