@@ -286,8 +286,9 @@ func (t *tail) open(ctx context.Context) (*http.Response, error) {
 func (t *tail) readStart(r *bufio.Reader) {
 	const maxLine = 64
 	var line []byte
-	for n, err := 1, error(nil); n <= maxLine && err == nil && bytes.IndexByte(line, '\n') < 0; n = max(n, r.Buffered()) + 1 {
-		line, err = r.Peek(n)
+	for err := error(nil); len(line) < maxLine && err == nil && bytes.IndexByte(line, '\n') < 0; {
+		_, err = r.Peek(len(line) + 1)
+		line, _ = r.Peek(min(r.Buffered(), maxLine)) // what has arrived, without waiting for more
 	}
 	first, _, whole := bytes.Cut(line, []byte("\n"))
 	digits, ok := bytes.CutPrefix(first, []byte(": stream start id="))

@@ -70,18 +70,22 @@ func TestTailContext(t *testing.T) {
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, ": stream start id=8\n\n")
+		_, _ = io.WriteString(w, ": stream start id=8\n\nid: 9\nevent: a\ndata: 1\n\n")
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
 	defer close(release)
-	for path, want := range map[string]error{"/hung": context.DeadlineExceeded, "/open": nil} {
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if err := newGateway(t, Options{URL: srv.URL + path}, StreamPath).Tail(ctx, TailOptions{}); err != want {
-			t.Errorf("%s: got %v, want %v", path, err, want)
-		}
-		cancel()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := newGateway(t, Options{URL: srv.URL + "/hung"}, StreamPath).Tail(ctx, TailOptions{}); err != context.DeadlineExceeded {
+		t.Errorf("/hung: got %v", err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	onEvent := func(Event) error { cancel(); return nil }
+	if err := newGateway(t, Options{URL: srv.URL + "/open"}, StreamPath).Tail(ctx, TailOptions{OnEvent: onEvent}); err != nil || ctx.Err() != context.Canceled {
+		t.Errorf("/open: got %v, %v", err, ctx.Err())
 	}
 }
 

@@ -58,11 +58,7 @@ func TestStagedVersion(t *testing.T) {
 		{"no Go", "", mark + "v1.2.3;", ""},
 	}
 	for _, tt := range tests {
-		places := []int{64, scanPiece - 20, scanPiece + scanOverlap - 20, 3 * scanPiece}
-		if tt.want == "" {
-			places = places[:2]
-		}
-		for _, at := range places {
+		for _, at := range []int{64, scanPiece - 20, scanPiece + scanOverlap - 20, 3 * scanPiece} {
 			path := filepath.Join(t.TempDir(), "x")
 			if err := os.WriteFile(path, binaryWith(t, at, tt.info, tt.stamp), 0o600); err != nil {
 				t.Fatal(err)

@@ -454,6 +454,7 @@ func TestTokens(t *testing.T) {
 func TestRFC0009Scopeless(t *testing.T) {
 	t.Parallel()
 	for _, until := range []time.Duration{0, -time.Hour, 10 * time.Minute} {
+		var date time.Time
 		bubble(t, func(t *testing.T, r *testRelay) {
 			m := r.device(mockOptions{cadence: true})
 			token := r.forge(func(_, c map[string]any) { c["scope"], c["exp"] = nil, time.Now().Add(24*time.Hour).Unix() })
@@ -471,10 +472,14 @@ func TestRFC0009Scopeless(t *testing.T) {
 			}
 			s := r.stream(m.subscribeTool(), `{"interval_ms":60000}`, streamOptions{token: token})
 			s.waitEnd(sse.Normal, until+5*time.Second)
+			if left := time.Until(date); left > 0 {
+				t.Errorf("the stream ended %s before the date", left)
+			}
 			r.wantRefusal(r.call(m.snapshotTool(), `{}`, "Authorization", "Bearer "+token), http.StatusForbidden, manifest.SafetyDenied)
 		}, func(o *relay.Options) {
 			if until != 0 {
-				o.ScopelessUntil = time.Now().Add(until)
+				date = time.Now().Add(until)
+				o.ScopelessUntil = date
 			}
 		})
 	}

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -280,14 +281,15 @@ func TestControlUnderLoad(t *testing.T) {
 		}
 		return json.Unmarshal([]byte(r.control(admin, "kernel.health.get", `{}`)), &h) == nil && h.Figures.InFlight >= 50
 	})
-	fastest := time.Hour // a busy machine delays the others
+	var took []time.Duration
 	for range 20 {
 		start := time.Now()
 		r.control(admin, "kernel.health.get", `{}`)
-		fastest = min(fastest, time.Since(start))
+		took = append(took, time.Since(start))
 	}
-	if fastest > time.Second {
-		t.Errorf("kernel.health.get took %s", fastest)
+	slices.Sort(took)
+	if median := took[len(took)/2]; median > 2*time.Second { // a busy machine delays some
+		t.Errorf("half of the calls of kernel.health.get took %s or more", median)
 	}
 }
 

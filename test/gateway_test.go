@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -125,7 +126,7 @@ func TestStalledEventClients(t *testing.T) {
 	})
 	defer inW.Close()
 	answers := bufio.NewScanner(outR)
-	fastest := time.Hour // of the answers while events are sent; a busy machine delays the others
+	var took []time.Duration // of the answers while events are sent
 	ask := func(msg string) map[string]any {
 		t.Helper()
 		begin := time.Now()
@@ -135,7 +136,7 @@ func TestStalledEventClients(t *testing.T) {
 		for answers.Scan() {
 			var m map[string]any
 			if json.Unmarshal(answers.Bytes(), &m) == nil && m["id"] != nil {
-				fastest = min(fastest, time.Since(begin))
+				took = append(took, time.Since(begin))
 				return m
 			}
 		}
@@ -145,7 +146,7 @@ func TestStalledEventClients(t *testing.T) {
 	ask(`{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`)
 	got := 0
 	deadline := time.Now().Add(patience)
-	fastest = time.Hour
+	took = nil
 	_ = reader.SetReadDeadline(deadline)
 	for n := 0; got < events; n++ {
 		if m := ask(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"ping"}`, n)); m["error"] != nil {
@@ -160,7 +161,8 @@ func TestStalledEventClients(t *testing.T) {
 			got++
 		}
 	}
-	if fastest > 2*time.Second {
-		t.Errorf("the fastest answer on stdio took %s", fastest)
+	slices.Sort(took)
+	if median := took[len(took)/2]; median > 2*time.Second { // a busy machine delays some
+		t.Errorf("half of the answers on stdio took %s or more", median)
 	}
 }

@@ -25,6 +25,7 @@ func TestMain(m *testing.M) {
 	}
 	syscall.Umask(0o077) // commands refuse token files that others may read, and scripts make many
 	code := m.Run()
+	_ = os.RemoveAll(memoryDir())
 	if built.dir != "" {
 		_ = os.RemoveAll(built.dir)
 	}

@@ -27,6 +27,7 @@ import (
 	"agentctl/manifest"
 	"agentctl/relay"
 	"agentctl/relay/auth"
+	"agentctl/sqlitefile/sqlitefiletest"
 )
 
 // testRelay is a whole relay in this process, with its state in a directory of the test. It
@@ -124,12 +125,17 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 // would wait for the disk a dozen times.
 func stateDir(t testing.TB) string {
 	t.Helper()
-	if dir, err := os.MkdirTemp("/dev/shm", "agentctl-test-"); err == nil {
-		t.Cleanup(func() { _ = os.RemoveAll(dir) })
-		return dir
+	if parent := memoryDir(); parent != "" {
+		if dir, err := os.MkdirTemp(parent, ""); err == nil {
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			return dir
+		}
 	}
 	return t.TempDir()
 }
+
+// memoryDir has the state of all relays of this process.
+var memoryDir = sync.OnceValue(sqlitefiletest.MemoryDir)
 
 func (r *testRelay) mint(req auth.MintRequest) auth.Minted {
 	r.t.Helper()

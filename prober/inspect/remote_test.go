@@ -46,7 +46,7 @@ func TestAskProcesses(t *testing.T) {
 // TestProcessHelperFails checks requests that are none, and a helper that is silent or not there.
 func TestProcessHelperFails(t *testing.T) {
 	socket := startProcessHelper(t)
-	for _, request := range []string{"nonsense\n", "{}\n", `{"sort_by":"cpu","limit":1,"timeout_ms":100,"pid":1}` + "\n", strings.Repeat("x", 2*maxRequest) + "\n"} {
+	for _, request := range []string{"nonsense\n", "{}\n", `{"sort_by":"cpu","limit":1,"timeout_ms":100,"pid":1}` + "\n", "{" + strings.Repeat(" ", 2*maxRequest) + `"sort_by":"cpu","limit":1,"timeout_ms":100}` + "\n"} {
 		conn, err := net.Dial("unix", socket)
 		if err != nil {
 			t.Fatal(err)

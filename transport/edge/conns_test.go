@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -292,31 +293,57 @@ func TestPaceTLS(t *testing.T) {
 	site.Config.ErrorLog = log.New(io.Discard, "", 0)
 	site.Listener = conns.Listener(site.Listener, false)
 	site.TLS = conns.PaceTLS(&tls.Config{})
+	pace := site.TLS.GetConfigForClient
+	begun, ended := make(chan *Conn, 4), make(chan error, 4)
+	site.TLS.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		begun <- connBelow(hello.Conn)
+		c, err := pace(hello)
+		ended <- err
+		return c, err
+	}
 	site.StartTLS()
 	defer site.Close()
-	get := func(local, path string, timeout time.Duration) error {
+	get := func(local, path string) error {
 		roots := x509.NewCertPool()
 		roots.AddCert(site.Certificate())
 		tr := &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots},
 			DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(local)}}).DialContext}
-		resp, err := (&http.Client{Transport: tr, Timeout: timeout}).Get(site.URL + path)
+		resp, err := (&http.Client{Transport: tr, Timeout: 20 * time.Second}).Get(site.URL + path)
 		if err == nil {
 			_ = resp.Body.Close()
 		}
 		return err
 	}
-	if err := get("127.0.0.2", "/", 20*time.Second); err != nil {
-		t.Error("first:", err)
+	served := func(what, local, path string) {
+		t.Helper()
+		if err := get(local, path); err != nil {
+			t.Fatal(what, err)
+		}
+		<-begun
+		if err := <-ended; err != nil {
+			t.Error(what, err)
+		}
 	}
-	if err := get("127.0.0.3", "/known", 20*time.Second); err != nil {
-		t.Error("second:", err)
-	}
-	if err := get("127.0.0.2", "/", 500*time.Millisecond); err == nil { // it waits for as long as the client does
+	served("first:", "127.0.0.2", "/")
+	served("second:", "127.0.0.3", "/known")
+	var client sync.WaitGroup
+	defer client.Wait()
+	client.Go(func() {
+		if err := get("127.0.0.2", "/"); err == nil {
+			t.Error("an unknown address was served beyond the rate")
+		}
+	})
+	unknown := <-begun
+	waitFor(t, "the unknown address waits", func() bool {
+		conns.mu.Lock()
+		defer conns.mu.Unlock()
+		return unknown.stranger == nil || unknown.stranger.cancel != nil || len(ended) > 0
+	})
+	_ = unknown.Close() // ends the wait
+	if err := <-ended; err == nil {
 		t.Error("the handshake of an unknown address did not wait")
 	}
-	if err := get("127.0.0.3", "/", 20*time.Second); err != nil {
-		t.Error("a known address:", err)
-	}
+	served("a known address:", "127.0.0.3", "/")
 }
 
 // TestStrangerRequests: a connection ends after so many requests without a token, and serves any
