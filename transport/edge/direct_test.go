@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -287,6 +288,54 @@ func TestDirectHijack(t *testing.T) {
 	if _, err := in.Discard(6); err != io.EOF {
 		t.Errorf("after the close: %v", err)
 	}
+}
+
+// TestDirectBuffersAreSeparate: responses of many connections share a pool of buffers, and each gets its
+// own bytes, also after a connection was taken over.
+func TestDirectBuffersAreSeparate(t *testing.T) {
+	_, addrs := startDirect(t, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		if r.URL.Path == "/hijack" {
+			c, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = c.Write(b)
+			_ = c.Close()
+			return
+		}
+		w.Header().Set("X-Test", string(b[:8]))
+		_, _ = w.Write(bytes.Repeat(b, len(b)))
+	})
+	var wg sync.WaitGroup
+	for g := range 8 {
+		client, in := dialDirect(t, addrs[0])
+		other, _ := dialDirect(t, addrs[0])
+		wg.Go(func() {
+			for n := range 100 {
+				body := fmt.Sprintf("%04d%04d", g, n) + strings.Repeat(string(rune('a'+g)), 1+7*n%90)
+				if n == 50 {
+					_, _ = io.WriteString(other, post("/hijack", body))
+					if b, err := io.ReadAll(other); err != nil || string(b) != body {
+						t.Errorf("hijacked: %q, %v", b, err)
+					}
+				}
+				_, _ = io.WriteString(client, post("/", body))
+				res, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				b, err := io.ReadAll(res.Body)
+				if err != nil || res.Header.Get("X-Test") != body[:8] || string(b) != strings.Repeat(body, len(body)) {
+					t.Errorf("%v: %q has %q, %.60q", err, body, res.Header.Get("X-Test"), b)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // TestDirectShutdown: Shutdown lets requests finish, says so to their clients, and does not wait for
