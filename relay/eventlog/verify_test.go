@@ -229,7 +229,7 @@ func TestVerifyDuringRetention(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		rounds := 50
+		rounds := 150
 		if slow() {
 			rounds = 500
 		}
