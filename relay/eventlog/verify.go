@@ -269,9 +269,6 @@ func (s *Store) verifyLoop(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.mu.Lock()
-		s.stats.Verification = result
-		s.mu.Unlock()
 		switch {
 		case err != nil:
 			s.log.Error("event log: it could not be checked", zap.Error(err))
@@ -283,6 +280,9 @@ func (s *Store) verifyLoop(ctx context.Context) {
 			s.opts.Watch.Resolve("chain")
 			s.log.Info("event log: checked", zap.Int64("events", result.Rows), zap.Duration("after", result.Ended.Sub(result.Began)))
 		}
+		s.mu.Lock() // last: who sees that a check has ended also sees the problem that it found
+		s.stats.Verification = result
+		s.mu.Unlock()
 		if sleep(ctx, verifyInterval) != nil {
 			return
 		}
