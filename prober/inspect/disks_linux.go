@@ -15,10 +15,10 @@ import (
 	"github.com/shirou/gopsutil/v4/disk"
 )
 
-// File systems come from mountinfo(5), their figures from statfs(2), drives from /sys/block and
-// /proc/diskstats. statfs is the call that can hang, for good, on a server or card that does not answer;
-// no signal interrupts it. Each therefore runs in a separate goroutine with mountTimeout, and one that hangs
-// is remembered, so that asking again does not leave another goroutine behind.
+// File systems come from mountinfo(5), their usage from statfs(2), drives from /sys/block and
+// /proc/diskstats. statfs may hang forever on a server or card that does not answer, and no signal
+// interrupts it. usageReader therefore bounds how long an answer waits for it, and how many
+// goroutines may hang in it.
 
 // mount is a line of mountinfo(5).
 type mount struct {
@@ -30,8 +30,8 @@ type mount struct {
 //
 //	36 35 98:0 /sub /mnt rw,noatime shared:1 - ext4 /dev/sda1 rw,errors=continue
 //
-// Whether it is read-only is an option of the file system, the last field: those of the mount say
-// how a sandbox shows it to this process.
+// readOnly comes from the options of the file system, the last field. The options of the mount, the
+// sixth field, only say how the daemon's sandbox shows it to this process.
 func parseMount(line []byte) (mount, bool) {
 	head, tail, ok := bytes.Cut(line, []byte(" - "))
 	h, t := bytes.Fields(head), bytes.Fields(tail)
@@ -65,8 +65,8 @@ func unescape(b []byte) string {
 	return string(out)
 }
 
-// isStorage reports whether a file system holds somebody's files. The kernel's own ones, which show
-// its state as files, and the layers of containers do not.
+// isStorage reports whether a file system stores files of its users, in contrast to those that show
+// the kernel's state (proc, cgroup2), and to the layers of containers (overlay, squashfs).
 func (m *mount) isStorage() bool {
 	switch {
 	case strings.HasPrefix(m.device, "/"), strings.Contains(m.device, ":/"), m.fsType == "zfs", strings.HasPrefix(m.fsType, "fuse."):
@@ -77,8 +77,8 @@ func (m *mount) isStorage() bool {
 	return m.point == "/"
 }
 
-// isRemote reports whether another program or computer serves the file system, which may stop doing
-// so.
+// isRemote reports whether another program or computer serves the file system and may stop
+// answering.
 func (m *mount) isRemote() bool {
 	switch m.fsType {
 	case "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "glusterfs", "lustre":
@@ -87,11 +87,11 @@ func (m *mount) isRemote() bool {
 	return strings.HasPrefix(m.fsType, "fuse") || strings.Contains(m.device, ":/") || strings.HasPrefix(m.device, "//")
 }
 
-// maxMounts bounds the file systems that are looked at.
+// maxMounts bounds the list of file systems, from which pages are cut.
 const maxMounts = 20_000
 
-// mounts returns the file systems that hold files, each device once: sandboxes and containers show
-// one at several places.
+// mounts returns the file systems that hold files, each device once: sandboxes and containers mount
+// the same device in several places.
 func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 	var list []mount
 	seen := make(map[string]int) // index in list
@@ -101,12 +101,12 @@ func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 			return true
 		}
 		key := mt.device
-		if mt.fsType == "tmpfs" { // all have one device
+		if mt.fsType == "tmpfs" { // all tmpfs have the same device name
 			key = "tmpfs " + mt.point
 		}
 		if at, again := seen[key]; again {
 			if len(mt.point) < len(list[at].point) {
-				list[at].point = mt.point // "/" says more than a place in a sandbox
+				list[at].point = mt.point // "/" tells a person more than a path in a sandbox
 			}
 			return true
 		}
@@ -117,7 +117,8 @@ func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 	return list, err
 }
 
-// Disks returns file systems from skip on, and with the first ones the drives.
+// Disks returns a page of at most MaxFilesystems file systems, from skip on. The first page also has
+// the drives.
 func (m *Machine) Disks(ctx context.Context, skip int) Disks {
 	out := Disks{Filesystems: []Filesystem{}}
 	var mounts []mount
@@ -128,7 +129,7 @@ func (m *Machine) Disks(ctx context.Context, skip int) Disks {
 		}
 		return func(d *Disks) {
 			d.Total = len(list)
-			mounts = window(list, skip, MaxFilesystems)
+			mounts = pageOf(list, skip, MaxFilesystems)
 		}
 	}}}
 	if skip == 0 {
@@ -138,82 +139,80 @@ func (m *Machine) Disks(ctx context.Context, skip int) Disks {
 	for _, mt := range mounts {
 		out.Filesystems = append(out.Filesystems, Filesystem{Mount: Text(mt.point, maxPath), Device: Text(mt.device, maxPath), Type: Text(mt.fsType, 32), ReadOnly: mt.readOnly})
 	}
-	// Local ones first: those of a dead server cost time.
+	// Local ones first: those of a dead server use up the time of the answer.
+	isComplete := true
 	for _, remote := range []bool{false, true} {
 		for i, mt := range mounts {
-			if mt.isRemote() == remote && !m.hung.measure(ctx, mt, m.path(mt.point), &out.Filesystems[i]) {
-				out.Unfinished = addUnfinished(out.Unfinished, "filesystems")
+			if mt.isRemote() == remote {
+				isComplete = m.usage.read(ctx, m.path(mt.point), remote, &out.Filesystems[i]) && isComplete
 			}
 		}
+	}
+	if !isComplete {
+		out.Unfinished = append(out.Unfinished, "filesystems") // its list is read, so it is not there yet
 	}
 	return out
 }
 
-// hungMounts measures file systems. It remembers those whose measuring hangs, so that each costs one
-// goroutine and not one for each call.
-type hungMounts struct {
-	statfs   func(path string) (usage, error) // nil: gopsutil's
-	timeouts [2]time.Duration                 // of local and remote ones; 0: mountTimeout
+// usageReader reads the usage of file systems, each with a goroutine in statfs(2). While that hangs,
+// further calls for the same mount start no other goroutine: they get NoAnswer at once.
+type usageReader struct {
+	statfs   func(path string) (*disk.UsageStat, error) // nil: disk.Usage
+	timeouts [2]time.Duration                           // for local and for remote ones; 0: mountTimeout
 
-	mu    sync.Mutex      // protects the fields below
-	hung  map[string]bool // mount points
-	count [2]int          // how many are local and remote
+	mu      sync.Mutex      // protects the fields below
+	pending map[string]bool // paths whose statfs has not returned: the value is isRemote
 }
 
-// maxHungMounts bounds the mounts that hang, local ones and again remote ones.
+// maxHungMounts bounds the pending reads of local mounts, and again those of remote ones, so that
+// dead servers do not keep local file systems from being read.
 const maxHungMounts = 4
 
 // mountTimeout is how long an answer waits for one mount. A local file system has its figures in
 // memory, and a server that is far away answers within this time too.
 const mountTimeout = 300 * time.Millisecond
 
-// measure adds the figures of a file system, or why there are none. It returns false if there was no
-// time for it, or too many others hang.
-func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *Filesystem) bool {
-	kind := 0
-	if mt.isRemote() {
-		kind = 1
+// read adds the usage of the file system at path to f, or sets f.Error. It returns false if it did
+// neither, because ctx ended or maxHungMounts other reads are pending.
+func (u *usageReader) read(ctx context.Context, path string, isRemote bool, f *Filesystem) bool {
+	if ctx.Err() != nil {
+		return false
 	}
-	h.mu.Lock()
-	_, isHung := h.hung[path]
-	isFull := h.count[kind] >= maxHungMounts
-	if !isHung && !isFull {
-		if h.hung == nil {
-			h.hung = make(map[string]bool)
-		}
-		h.hung[path] = true // until it answers
-		h.count[kind]++
-	}
-	h.mu.Unlock()
+	isNew, isPending := u.begin(path, isRemote)
 	switch {
-	case isHung:
+	case isPending:
 		f.Error = NoAnswer
 		return true
-	case isFull, ctx.Err() != nil:
-		if !isFull {
-			h.answered(path, kind)
-		}
+	case !isNew:
 		return false
 	}
 	type result struct {
-		usage
+		*disk.UsageStat
 		err error
 	}
-	done := make(chan result, 1)
+	done := make(chan result, 1) // nobody receives a result that is late
 	go func() {
-		u, err := h.usage(path)
-		h.answered(path, kind)
-		done <- result{u, err}
+		statfs := u.statfs
+		if statfs == nil {
+			statfs = disk.Usage
+		}
+		stat, err := statfs(path)
+		u.end(path)
+		done <- result{stat, err}
 	}()
-	timer := time.NewTimer(cmp.Or(h.timeouts[kind], mountTimeout))
+	timeout := u.timeouts[0]
+	if isRemote {
+		timeout = u.timeouts[1]
+	}
+	timer := time.NewTimer(cmp.Or(timeout, mountTimeout))
 	defer timer.Stop()
 	select {
-	case u := <-done:
-		if u.err != nil {
+	case r := <-done:
+		if r.err != nil {
 			f.Error = Unreadable
 			return true
 		}
-		f.setUsage(&u.usage)
+		f.setUsage(r.UsageStat)
 		return true
 	case <-timer.C:
 		f.Error = NoAnswer
@@ -223,31 +222,39 @@ func (h *hungMounts) measure(ctx context.Context, mt mount, path string, f *File
 	}
 }
 
-// usage is the use of a file system.
-type usage = disk.UsageStat
-
-// usage asks the file system. Nothing ends the call if that does not answer.
-func (h *hungMounts) usage(path string) (usage, error) {
-	if h.statfs != nil {
-		return h.statfs(path)
+// begin counts a read of a path as pending, unless one is pending already (isPending) or too many
+// reads of such mounts are (neither result is true).
+func (u *usageReader) begin(path string, isRemote bool) (isNew, isPending bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, isPending = u.pending[path]; isPending {
+		return false, true
 	}
-	u, err := disk.Usage(path)
-	if err != nil {
-		return usage{}, err
+	sameKind := 0
+	for _, remote := range u.pending {
+		if remote == isRemote {
+			sameKind++
+		}
 	}
-	return *u, nil
+	if sameKind >= maxHungMounts {
+		return false, false
+	}
+	if u.pending == nil {
+		u.pending = make(map[string]bool)
+	}
+	u.pending[path] = isRemote
+	return true, false
 }
 
-// answered forgets a mount that answers.
-func (h *hungMounts) answered(path string, kind int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.hung, path)
-	h.count[kind]--
+// end removes a read that returned.
+func (u *usageReader) end(path string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.pending, path)
 }
 
-// setUsage enters the figures. A file system without blocks has none, as those of some servers.
-func (f *Filesystem) setUsage(u *usage) {
+// setUsage enters the figures. File systems without blocks, as some servers have, get none.
+func (f *Filesystem) setUsage(u *disk.UsageStat) {
 	if u.Total == 0 {
 		return
 	}
@@ -260,15 +267,18 @@ func (f *Filesystem) setUsage(u *usage) {
 	}
 }
 
-// round makes a percentage with one decimal.
+// round brings a percentage into 0..100 and rounds it to one decimal.
 func round(pct float64) float64 {
-	if !(pct >= 0) {
+	if !(pct >= 0) { // also NaN, of file systems that report 0 of 0
 		return 0
 	}
 	return math.Round(min(pct, 100)*10) / 10
 }
 
-// drives reads what /sys has of drives, and their counters.
+// virtualDrives begin the names of block devices that are no hardware, or have no fixed medium.
+var virtualDrives = []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"}
+
+// drives reads the drives from /sys/block, and their counters.
 func (m *Machine) drives(ctx context.Context) func(*Disks) {
 	entries, err := os.ReadDir(m.path("sys/block"))
 	if err != nil {
@@ -281,13 +291,13 @@ func (m *Machine) drives(ctx context.Context) func(*Disks) {
 		if len(list) == MaxDisks || ctx.Err() != nil {
 			break
 		}
-		if slices.ContainsFunc([]string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"}, func(p string) bool { return strings.HasPrefix(name, p) }) {
+		if slices.ContainsFunc(virtualDrives, func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			continue
 		}
 		dir := m.path("sys/block", name) + "/"
 		sectors, ok := parseUint([]byte(readText(dir+"size", maxName)))
 		if !ok || sectors == 0 {
-			continue // a slot without a card
+			continue // a card reader without a card
 		}
 		model := readText(dir+"device/model", maxName)
 		if model == "" {

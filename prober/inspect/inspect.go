@@ -1,5 +1,5 @@
-// Package inspect reads what a machine is and what it does: its system, processes, file systems and
-// network. It answers when somebody asks and reads nothing at rest.
+// Package inspect describes the machine it runs on: its system, processes, file systems and network.
+// It reads only while a method is called; it has no background work.
 //
 //	m := inspect.New(inspect.Options{Version: "1.4.0", Now: clock.NowMS})
 //	ctx, cancel := context.WithTimeout(ctx, 1800*time.Millisecond)
@@ -7,23 +7,27 @@
 //	info := m.Info(ctx)
 //	fmt.Println(info.Model, info.Unfinished) // what could not be read in time
 //
-// A machine in trouble is the usual case here: disks that hang, 100,000 processes, processes that
-// end while they are read, 10,000 mounts. Each answer is bounded, comes when the context ends at
-// the latest, and names what is missing in Unfinished. Text of the machine is cut, valid UTF-8 and
-// without control characters.
+// People ask when a machine is in trouble, so it must cope with disks that hang, 100,000 processes,
+// processes that end while they are read, and 10,000 mounts. Every answer has a bounded size, is
+// returned when the context ends at the latest, and lists in Unfinished the parts that are missing.
+// Text that comes from the machine is shortened to a fixed length, valid UTF-8 and free of control
+// characters.
 //
-// What may hang in the kernel runs in separate goroutines, at most maxHung for each part of an
-// answer. One that hangs is left to the end of the process, since nothing can end it.
+// Reads that may hang in the kernel run in separate goroutines, at most maxHung for each part of an
+// answer. Nothing can interrupt a goroutine that hangs there: it stays until the kernel returns.
 //
-// gopsutil reads the counters of drives and interfaces and the use of file systems. Processes are
-// read here, because gopsutil opens five files for each of them and this package one; and the
-// system, because gopsutil's package for it starts programs and compiles regular expressions at
-// the start of every process.
+// gopsutil reads the counters of drives and interfaces and the usage of file systems. This package
+// reads processes itself, because gopsutil opens five files for each process where one is enough. It
+// also reads the system itself, because gopsutil's package host starts programs and compiles regular
+// expressions whenever agentctl starts.
+//
+// inspect.go runs the parts of an answer, types.go has the answers; machine_linux.go,
+// processes_linux.go, disks_linux.go and network_linux.go read them; remote.go asks a helper process
+// for processes that the daemon may not see; mock.go invents answers for mock boards.
 package inspect
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"unicode"
@@ -32,10 +36,10 @@ import (
 
 // Options configure a Machine.
 type Options struct {
-	Root         string                     // of the files that are read; "" for /. Tests have their trees
-	Version      string                     // of this program
-	Now          func() (ms int64, ok bool) // milliseconds since 1970; nil or false: not known
-	Synchronized func() bool                // whether NTP keeps the clock; nil: not known
+	Root         string                     // directory with proc, sys, etc; "" for /. Tests read their own
+	Version      string                     // Info.AgentVersion
+	Now          func() (ms int64, ok bool) // milliseconds since 1970; nil or false: unknown
+	Synchronized func() bool                // whether NTP synchronizes the clock; nil: unknown
 }
 
 // now is Options.Now for a clock that may be missing.
@@ -46,21 +50,21 @@ func (o *Options) now() (int64, bool) {
 	return o.Now()
 }
 
-// maxHung bounds the goroutines of one part of an answer. It is the number of calls that run at a
-// time, so that a part that hangs costs the next calls that part and nothing else.
+// maxHung bounds the goroutines that read the same part. A board runs two inspections at a time, so
+// a part is refused only if earlier reads of it hang. Later answers then lack that part and no other.
 const maxHung = 2
 
-// guard counts the goroutines that read. Its zero value is ready.
+// guard counts the goroutines that read each part. Its zero value is ready.
 type guard struct {
 	mu      sync.Mutex     // protects running
-	running map[string]int // by name
+	running map[string]int // by name of the part
 }
 
-// start reports whether another goroutine of that name may start, and counts it.
-func (g *guard) start(name string, most int) bool {
+// start counts another goroutine for a part; false if maxHung of them run already.
+func (g *guard) start(name string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running[name] >= most {
+	if g.running[name] >= maxHung {
 		return false
 	}
 	if g.running == nil {
@@ -70,7 +74,7 @@ func (g *guard) start(name string, most int) bool {
 	return true
 }
 
-// end counts a goroutine that ends.
+// end counts a goroutine as ended.
 func (g *guard) end(name string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -79,32 +83,33 @@ func (g *guard) end(name string) {
 	}
 }
 
-// part is one part of an answer of type T. read runs in a separate goroutine and returns a
-// function that enters what it read into the answer, or nil if it cannot be read. It should return
-// soon after ctx ends.
+// part is one part of an answer of type T. read runs in a separate goroutine and should return soon
+// after ctx ends. It must not touch the answer, which collect may have returned by then: it returns
+// a function that enters what it read, or nil if that cannot be read.
 type part[T any] struct {
 	name string
 	read func(ctx context.Context) func(*T)
 }
 
-// collect reads all parts at the same time and enters them into out. It returns the names of those
-// that cannot be read or were not read when ctx ended, in the order of parts.
+// collect reads all parts concurrently and enters them into out, on the caller's goroutine. It
+// returns the names of the parts that could not be read or were not read when ctx ended, in the
+// order of parts. A read that is late continues, and its result is dropped.
 func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (unfinished []string) {
 	type result struct {
 		i     int
 		enter func(*T)
 	}
-	results := make(chan result, len(parts)) // a part that comes too late has no receiver
+	results := make(chan result, len(parts)) // nobody receives from a part that is late
 	done := make([]bool, len(parts))
 	waiting := 0
 	for i, p := range parts {
-		if !g.start(p.name, maxHung) {
+		if !g.start(p.name) {
 			continue
 		}
 		waiting++
 		go func() {
 			enter := p.read(ctx)
-			g.end(p.name) // first: the caller may ask again at once
+			g.end(p.name) // before the send: the caller may ask again as soon as it has the result
 			results <- result{i, enter}
 		}()
 	}
@@ -128,12 +133,10 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 	return unfinished
 }
 
-// Text returns text of the machine as an answer may have it: at most most characters of valid UTF-8
-// without control characters and without space at its ends.
-func Text(s string, most int) string {
-	if len(s) > utf8.UTFMax*most {
-		s = s[:utf8.UTFMax*most] // what follows is cut below, and needs no reading
-	}
+// Text makes text of the machine fit for an answer: at most maxChars characters of valid UTF-8, with
+// spaces in place of control characters, and without space at its ends.
+func Text(s string, maxChars int) string {
+	s = s[:min(len(s), utf8.UTFMax*maxChars)] // does not process megabytes that are cut below
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
@@ -143,7 +146,7 @@ func Text(s string, most int) string {
 	}, s)
 	s = strings.TrimSpace(s)
 	for i, n := 0, 0; i < len(s); n++ {
-		if n == most {
+		if n == maxChars {
 			return strings.TrimSpace(s[:i])
 		}
 		_, size := utf8.DecodeRuneInString(s[i:])
@@ -152,16 +155,9 @@ func Text(s string, most int) string {
 	return s
 }
 
-// window returns the elements of a list from skip on, at most most.
-func window[T any](list []T, skip, most int) []T {
+// pageOf returns at most limit elements of a list, from skip on. Any skip is valid: a negative one
+// counts as 0, and one beyond the end returns no elements.
+func pageOf[T any](list []T, skip, limit int) []T {
 	skip = min(max(skip, 0), len(list))
-	return list[skip:min(skip+most, len(list))]
-}
-
-// addUnfinished adds a name once.
-func addUnfinished(list []string, name string) []string {
-	if slices.Contains(list, name) {
-		return list
-	}
-	return append(list, name)
+	return list[skip:min(skip+limit, len(list))]
 }

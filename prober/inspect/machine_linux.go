@@ -21,18 +21,18 @@ import (
 type Machine struct {
 	opt   Options
 	guard guard
-	hung  hungMounts
+	usage usageReader
 }
 
 // New returns a Machine. It reads nothing yet.
 func New(o Options) *Machine { return &Machine{opt: o} }
 
-// path is the path of a file of the machine.
+// path returns the path of a file below Options.Root.
 func (m *Machine) path(parts ...string) string {
 	return filepath.Join(append([]string{"/", m.opt.Root}, parts...)...)
 }
 
-// env is ctx for gopsutil, which finds the files of the machine with it.
+// env returns ctx with the directories in which gopsutil looks for files.
 func (m *Machine) env(ctx context.Context) context.Context {
 	return context.WithValue(ctx, common.EnvKey, common.EnvMap{
 		common.HostProcEnvKey: m.path("proc"), common.HostSysEnvKey: m.path("sys"),
@@ -47,29 +47,30 @@ func (m *Machine) SeesProcesses() bool {
 	return err == nil
 }
 
-// open opens a file for reading. It does not wait for a writer if the file is a pipe.
+// open opens a file for reading. O_NONBLOCK: if the file is a pipe, open does not wait for a writer.
 func open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 }
 
-// readFile returns at most most bytes of a file.
-func readFile(path string, most int64) ([]byte, error) {
+// readFile returns the first maxBytes bytes of a file.
+func readFile(path string, maxBytes int64) ([]byte, error) {
 	f, err := open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	return io.ReadAll(io.LimitReader(f, most))
+	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
-// readText returns the text of a small file, "" if it cannot be read.
-func readText(path string, most int) string {
+// readText returns at most maxChars characters of a small file; "" if it cannot be read. Files of the
+// device tree end in a NUL, those of /sys in a newline.
+func readText(path string, maxChars int) string {
 	b, _ := readFile(path, 4096)
-	return Text(string(bytes.TrimRight(b, "\x00\n")), most)
+	return Text(string(bytes.TrimRight(b, "\x00\n")), maxChars)
 }
 
-// eachLine calls fn with each line of a file until fn returns false, ctx ends or the file does. The
-// line is valid during the call. Lines of more than 64 KiB end the reading with an error.
+// eachLine calls fn with each line of a file until fn returns false, ctx ends or the file ends. The
+// line is valid during the call. A line of more than 64 KiB is an error.
 func eachLine(ctx context.Context, path string, fn func(line []byte) bool) error {
 	f, err := open(path)
 	if err != nil {
@@ -88,7 +89,7 @@ func eachLine(ctx context.Context, path string, fn func(line []byte) bool) error
 	return lines.Err()
 }
 
-// Info returns what the machine is.
+// Info describes the machine. The names of its parts are those of Unfinished.
 func (m *Machine) Info(ctx context.Context) Info {
 	info := Info{AgentVersion: Text(m.opt.Version, 64), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}
 	info.Unfinished = collect(ctx, &m.guard, &info,
@@ -105,12 +106,13 @@ func (m *Machine) Info(ctx context.Context) Info {
 	return info
 }
 
+// hostname reads the kernel's host name.
 func (m *Machine) hostname(context.Context) func(*Info) {
 	name := readText(m.path("proc/sys/kernel/hostname"), 253)
 	return func(i *Info) { i.Hostname = name }
 }
 
-// model is what the firmware calls the board: the device tree on boards, DMI on computers.
+// model is the name that the firmware gives the board: in the device tree, or in DMI on PCs.
 func (m *Machine) model(context.Context) func(*Info) {
 	name := readText(m.path("proc/device-tree/model"), 128)
 	if name == "" {
@@ -137,6 +139,7 @@ func (m *Machine) osName(ctx context.Context) func(*Info) {
 	return func(i *Info) { i.OS = name }
 }
 
+// kernel reads uname(2).
 func (m *Machine) kernel(context.Context) func(*Info) {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
@@ -148,14 +151,14 @@ func (m *Machine) kernel(context.Context) func(*Info) {
 	}
 }
 
-// hypervisors are the systems that computers run in, by a word of what DMI says.
+// hypervisors maps words in DMI's vendor and product to names, as systemd-detect-virt(1) has them.
 var hypervisors = []struct{ word, name string }{
 	{"QEMU", "kvm"}, {"KVM", "kvm"}, {"VMware", "vmware"}, {"VirtualBox", "virtualbox"}, {"innotek", "virtualbox"},
 	{"Xen", "xen"}, {"Microsoft Corporation Virtual", "hyperv"}, {"Amazon EC2", "amazon"}, {"Google Compute", "google"},
 }
 
-// virtualization is the container that systemd or the engine names, else the hypervisor that the
-// firmware names, else "vm" if the processor says that there is one.
+// virtualization is the container that systemd or the engine reports, else the hypervisor that the
+// firmware names, else "vm" if the processor has the flag hypervisor.
 func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 	name := readText(m.path("run/systemd/container"), maxName)
 	for file, engine := range map[string]string{".dockerenv": "docker", "run/.containerenv": "podman"} {
@@ -181,7 +184,7 @@ func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 	return func(i *Info) { i.Virtualization = name }
 }
 
-// cpuModel is the name of the first processor. ARM kernels name none; some name the hardware.
+// cpuModel is the name of the first processor. ARM kernels have none; some have Hardware instead.
 func (m *Machine) cpuModel(ctx context.Context) func(*Info) {
 	name := ""
 	err := eachLine(ctx, m.path("proc/cpuinfo"), func(line []byte) bool {
@@ -198,7 +201,7 @@ func (m *Machine) cpuModel(ctx context.Context) func(*Info) {
 	return func(i *Info) { i.CPUModel = name }
 }
 
-// memory reads sysinfo(2), which also knows the uptime.
+// memory reads sysinfo(2), which also has the uptime.
 func (m *Machine) memory(context.Context) func(*Info) {
 	var s unix.Sysinfo_t
 	if unix.Sysinfo(&s) != nil {
@@ -211,6 +214,7 @@ func (m *Machine) memory(context.Context) func(*Info) {
 	}
 }
 
+// countProcesses counts the processes in /proc.
 func (m *Machine) countProcesses(ctx context.Context) func(*Info) {
 	n := 0
 	if err := m.eachPID(ctx, func(string) bool { n++; return true }); err != nil {
@@ -219,6 +223,7 @@ func (m *Machine) countProcesses(ctx context.Context) func(*Info) {
 	return func(i *Info) { i.Processes = n }
 }
 
+// clock reads the time, whether NTP synchronizes it, and the time zone.
 func (m *Machine) clock(context.Context) func(*Info) {
 	ms, ok := m.opt.now()
 	zone, _ := os.Readlink(m.path("etc/localtime"))
@@ -236,8 +241,8 @@ func (m *Machine) clock(context.Context) func(*Info) {
 	}
 }
 
-// eachPID calls fn with the name of each directory of /proc that is a process, until fn returns
-// false or ctx ends.
+// eachPID calls fn with the number of each process in /proc, until fn returns false or ctx ends. It
+// reads 1024 names at a time: os.ReadDir would sort and hold all of them.
 func (m *Machine) eachPID(ctx context.Context, fn func(pid string) bool) error {
 	f, err := os.Open(m.path("proc"))
 	if err != nil {

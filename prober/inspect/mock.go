@@ -12,8 +12,8 @@ import (
 	"agentctl/prober"
 )
 
-// Mock is a mock board: SIMULATED answers that are computed from its history, so that they agree
-// with it and thousands of boards need no memory for them. Its methods may be called from any
+// Mock answers for a mock board with SIMULATED data. It computes them from the board's history, so
+// that both agree and thousands of boards need no memory for them. Its methods may be called from any
 // goroutine.
 type Mock struct {
 	seed    uint64
@@ -22,19 +22,22 @@ type Mock struct {
 	booted  time.Time
 }
 
-// NewMock makes up the mock board with that seed and history.
+// NewMock returns the mock board with that seed and history. version is its Info.AgentVersion.
 func NewMock(seed uint64, history *prober.MockHistory, version string) *Mock {
 	return &Mock{seed, history, version, time.Now().Add(-time.Duration(1+seed*7919%1000) * time.Hour)}
 }
 
-// value is a figure of the board now.
+// value returns the present value of a sensor, by the names of prober.MockHistory.Value.
 func (m *Mock) value(name string) float64 {
 	v, _ := m.history.Value(name, time.Now())
 	return v
 }
 
-// pick returns an element that depends on the board.
-func pick[T any](m *Mock, from []T) T { return from[m.seed*2654435761>>7%uint64(len(from))] }
+// pick chooses an element by the board's seed: the same one at each call.
+func pick[T any](m *Mock, from []T) T {
+	const spread = 2654435761 // Knuth's multiplier: neighboring seeds choose different elements
+	return from[m.seed*spread>>7%uint64(len(from))]
+}
 
 var (
 	mockModels = []string{"Raspberry Pi 4 Model B Rev 1.4 (mock)", "Raspberry Pi Zero 2 W Rev 1.0 (mock)", "Orange Pi 5 (mock)", "Raspberry Pi 3 Model B Plus Rev 1.3 (mock)"}
@@ -42,18 +45,21 @@ var (
 	mockKernel = []string{"6.6.31+rpt-rpi-v8", "6.12.25+rpt-rpi-v8", "6.1.0-rpi7-rpi-v8"}
 )
 
+// mockCPUs is how many processors a mock board has.
+const mockCPUs = 4
+
 // Info implements handlers.Machine.
 func (m *Mock) Info(context.Context) Info {
 	swap, uptime, synchronized := uint64(100<<20), int64(time.Since(m.booted).Seconds()), true
 	return Info{
 		AgentVersion: Text(m.version, 64), Hostname: fmt.Sprintf("mock-%d", m.seed), Model: pick(m, mockModels), OS: pick(m, mockOS),
-		Kernel: pick(m, mockKernel), Arch: "aarch64", CPUModel: "Cortex-A72", CPUs: 4, MemTotalBytes: uint64(m.value("mem_total_bytes")),
-		SwapTotalBytes: &swap, UptimeS: &uptime, Processes: len(mockProcesses) + 88, TimeMS: time.Now().UnixMilli(),
+		Kernel: pick(m, mockKernel), Arch: "aarch64", CPUModel: "Cortex-A72", CPUs: mockCPUs, MemTotalBytes: uint64(m.value("mem_total_bytes")),
+		SwapTotalBytes: &swap, UptimeS: &uptime, Processes: len(mockProcesses) + mockKernelThreads, TimeMS: time.Now().UnixMilli(),
 		ClockSynchronized: &synchronized, Timezone: "Etc/UTC",
 	}
 }
 
-// mockProcesses are what runs on a mock board, with shares of its CPU and memory.
+// mockProcesses are the processes of a mock board. cpu and memory are shares of what the board uses.
 var mockProcesses = []struct {
 	name, user, args string
 	cpu, memory      float64
@@ -70,10 +76,13 @@ var mockProcesses = []struct {
 	{"cron", "root", "/usr/sbin/cron -f", 0.01, 0.01},
 }
 
+// mockKernelThreads are counted as processes of a mock board, and have no entry in mockProcesses.
+const mockKernelThreads = 88
+
 // Processes implements handlers.Machine.
 func (m *Mock) Processes(_ context.Context, q ProcessQuery) Processes {
-	out := Processes{WindowMS: q.Window.Milliseconds(), Total: len(mockProcesses) + 88, Processes: []Process{}}
-	cpu, memory := m.value("cpu_pct")*4, m.value("mem_bytes")
+	out := Processes{WindowMS: q.Window.Milliseconds(), Total: len(mockProcesses) + mockKernelThreads, Processes: []Process{}}
+	cpu, memory := m.value("cpu_pct")*mockCPUs, m.value("mem_bytes")
 	for i, p := range mockProcesses {
 		if !strings.Contains(strings.ToLower(p.name), strings.ToLower(q.Name)) {
 			continue
@@ -99,7 +108,7 @@ func (m *Mock) Processes(_ context.Context, q ProcessQuery) Processes {
 		}
 		return cmp.Compare(*b.CPUPct, *a.CPUPct)
 	})
-	out.Processes = window(out.Processes, 0, q.Limit)
+	out.Processes = pageOf(out.Processes, 0, q.Limit)
 	return out
 }
 
@@ -108,7 +117,7 @@ func (m *Mock) Disks(_ context.Context, skip int) Disks {
 	size := uint64(31_268_536_320) << (m.seed % 3)
 	pct := round(m.value("disk_pct"))
 	list := []Filesystem{mockFilesystem("/", "/dev/mmcblk0p2", "ext4", size, pct), mockFilesystem("/boot/firmware", "/dev/mmcblk0p1", "vfat", 536_870_912, 14.2)}
-	out := Disks{Total: len(list), Filesystems: append([]Filesystem{}, window(list, skip, MaxFilesystems)...)}
+	out := Disks{Total: len(list), Filesystems: append([]Filesystem{}, pageOf(list, skip, MaxFilesystems)...)}
 	if skip == 0 {
 		since := uint64(time.Since(m.booted).Seconds())
 		read, written, busy := since*9_000, since*21_000, since*4
@@ -139,8 +148,8 @@ func (m *Mock) Network(_ context.Context, q NetworkQuery) Network {
 		routes = slices.DeleteFunc(routes, func(r Route) bool { return r.Interface != q.Interface })
 	}
 	out := Network{TotalInterfaces: len(interfaces), TotalRoutes: len(routes)}
-	out.Interfaces = append([]Interface{}, window(interfaces, q.Skip, MaxInterfaces)...)
-	out.Routes = append([]Route{}, window(routes, q.Skip-len(interfaces), MaxRoutes)...)
+	out.Interfaces = append([]Interface{}, pageOf(interfaces, q.Skip, MaxInterfaces)...)
+	out.Routes = append([]Route{}, pageOf(routes, q.Skip-len(interfaces), MaxRoutes)...)
 	if q.Skip == 0 {
 		out.Nameservers = []string{"192.0.2.1"}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -15,11 +16,11 @@ import (
 // Bounds of what is read of the network.
 const (
 	maxNameservers = 8
-	maxRoutesRead  = 1_000_000 // lines; a router of the internet has as many
+	maxRoutesRead  = 1_000_000 // lines; a full internet routing table has as many
 )
 
-// Network returns a page of interfaces and routes. It asks the kernel, and sends nothing into the
-// network.
+// Network returns a page of interfaces and routes. It reads them from the kernel and sends nothing to
+// the network. Addresses take one request for each interface, so it asks for those of the page only.
 func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 	out := Network{Interfaces: []Interface{}, Routes: []Route{}}
 	var found []net.Interface
@@ -53,12 +54,12 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 	}
 	out.Unfinished = collect(ctx, &m.guard, &out, parts...)
 
-	page := window(found, q.Skip, MaxInterfaces)
+	page := pageOf(found, q.Skip, MaxInterfaces)
 	for i := range page {
 		out.Interfaces = append(out.Interfaces, describe(&page[i], counters))
 	}
 	if q.Skip+len(page) >= len(found) {
-		out.Routes = append(out.Routes, window(routes.list, q.Skip-len(found), MaxRoutes)...)
+		out.Routes = append(out.Routes, pageOf(routes.list, q.Skip-len(found), MaxRoutes)...)
 	}
 	var addresses []Interface
 	late := collect(ctx, &m.guard, &addresses, part[[]Interface]{"addresses", func(ctx context.Context) func(*[]Interface) {
@@ -78,7 +79,7 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 	return out
 }
 
-// interfacesNamed returns all interfaces, or the one of a name.
+// interfacesNamed returns the interface of that name, if there is one, or all for "".
 func interfacesNamed(name string) ([]net.Interface, error) {
 	list, err := net.Interfaces()
 	if err != nil || name == "" {
@@ -92,7 +93,7 @@ func interfacesNamed(name string) ([]net.Interface, error) {
 	return nil, nil
 }
 
-// describe is what the kernel says about an interface in one answer for all.
+// describe returns what is known of an interface without asking the kernel again.
 func describe(i *net.Interface, counters map[string]*Counters) Interface {
 	return Interface{
 		Name: Text(i.Name, maxName), Up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0,
@@ -101,21 +102,21 @@ func describe(i *net.Interface, counters map[string]*Counters) Interface {
 	}
 }
 
-// addresses asks for the addresses of one interface, and for its speed, which the driver may have to
-// find out.
+// addresses reads the addresses of one interface, and its speed, for which some drivers ask the
+// hardware. The result has no other fields.
 func (m *Machine) addresses(i *net.Interface) (out Interface) {
 	list, _ := i.Addrs()
-	for _, a := range window(list, 0, maxAddresses) {
+	for _, a := range pageOf(list, 0, maxAddresses) {
 		out.Addresses = append(out.Addresses, Text(a.String(), maxName))
 	}
 	if !strings.ContainsAny(i.Name, "/\x00") && i.Name != "." && i.Name != ".." {
 		speed, _ := strconv.Atoi(readText(m.path("sys/class/net", i.Name, "speed"), maxName))
-		out.SpeedMbps = max(speed, 0) // -1: not known
+		out.SpeedMbps = max(speed, 0) // the kernel has -1 for unknown
 	}
 	return out
 }
 
-// counters reads /proc/net/dev; nil if it cannot be read.
+// counters reads the counters of /proc/net/dev by name of the interface; nil if it cannot be read.
 func (m *Machine) counters(ctx context.Context) map[string]*Counters {
 	list, err := gopsnet.IOCountersWithContext(m.env(ctx), true)
 	if err != nil {
@@ -133,9 +134,9 @@ func (m *Machine) counters(ctx context.Context) map[string]*Counters {
 	return out
 }
 
-// routeList collects routes; only the first ones are kept, all are counted.
+// routeList counts routes and keeps the first maxRoutesKept of them.
 type routeList struct {
-	only  string // interface; "": all
+	only  string // name of an interface, whose routes count; "": all
 	list  []Route
 	total int
 }
@@ -143,6 +144,7 @@ type routeList struct {
 // maxRoutesKept bounds the routes that a caller can page to.
 const maxRoutesKept = 5000
 
+// add adds a route; false: no more routes are to be read.
 func (r *routeList) add(route Route) bool {
 	if r.only != "" && route.Interface != r.only {
 		return true
@@ -154,7 +156,8 @@ func (r *routeList) add(route Route) bool {
 	return r.total < maxRoutesRead
 }
 
-// readRoutes reads the main tables of IPv4 and IPv6. A machine may have only one of them.
+// readRoutes reads the main tables of IPv4 and IPv6, of which a machine may have only one. It returns
+// false if neither can be read, or ctx ended.
 func (m *Machine) readRoutes(ctx context.Context, r *routeList) bool {
 	each := func(parse func([]byte) (Route, bool)) func([]byte) bool {
 		return func(line []byte) bool {
@@ -167,7 +170,7 @@ func (m *Machine) readRoutes(ctx context.Context, r *routeList) bool {
 	return ctx.Err() == nil && (err4 == nil || err6 == nil)
 }
 
-// Flags of a route, of linux/route.h and linux/ipv6_route.h.
+// Flags of a route, as in linux/route.h and linux/ipv6_route.h.
 const (
 	routeUp      = 0x0001
 	routeReject  = 0x0200
@@ -183,9 +186,9 @@ func parseRoute4(line []byte) (Route, bool) {
 	if len(f) < 8 {
 		return Route{}, false
 	}
-	destination, ok1 := address(f[1], 4, true)
-	gateway, ok2 := address(f[2], 4, true)
-	mask, ok3 := address(f[7], 4, true)
+	destination, ok1 := parseHex(f[1], 4)
+	gateway, ok2 := parseHex(f[2], 4)
+	mask, ok3 := parseHex(f[7], 4)
 	flags, err := strconv.ParseUint(string(f[3]), 16, 32)
 	if !ok1 || !ok2 || !ok3 || err != nil || flags&routeUp == 0 || flags&routeReject != 0 {
 		return Route{}, false
@@ -196,14 +199,14 @@ func parseRoute4(line []byte) (Route, bool) {
 }
 
 // parseRoute6 parses a line of /proc/net/ipv6_route: destination, length, source, length, next hop,
-// metric, two counters, flags, interface. Routes to this machine itself and to groups are left out.
+// metric, two counters, flags, interface. It leaves out multicast routes and routes to this machine.
 func parseRoute6(line []byte) (Route, bool) {
 	f := bytes.Fields(line)
 	if len(f) < 10 {
 		return Route{}, false
 	}
-	destination, ok1 := address(f[0], 16, false)
-	gateway, ok2 := address(f[4], 16, false)
+	destination, ok1 := parseHex(f[0], 16)
+	gateway, ok2 := parseHex(f[4], 16)
 	bits, err1 := strconv.ParseUint(string(f[1]), 16, 8)
 	metric, err2 := strconv.ParseUint(string(f[5]), 16, 32)
 	flags, err3 := strconv.ParseUint(string(f[8]), 16, 32)
@@ -214,8 +217,8 @@ func parseRoute6(line []byte) (Route, bool) {
 	return newRoute(destination, int(bits), gateway, string(f[9]), metric), true
 }
 
-// address parses an address in hex; reversed is set if its last byte comes first.
-func address(b []byte, size int, reversed bool) (netip.Addr, bool) {
+// parseHex parses an address of size bytes in hex.
+func parseHex(b []byte, size int) (netip.Addr, bool) {
 	raw := make([]byte, size)
 	if len(b) != 2*size {
 		return netip.Addr{}, false
@@ -223,13 +226,13 @@ func address(b []byte, size int, reversed bool) (netip.Addr, bool) {
 	if _, err := hex.Decode(raw, b); err != nil {
 		return netip.Addr{}, false
 	}
-	if reversed {
-		raw[0], raw[1], raw[2], raw[3] = raw[3], raw[2], raw[1], raw[0]
+	if size == 4 {
+		slices.Reverse(raw) // a little-endian word
 	}
 	return netip.AddrFromSlice(raw)
 }
 
-// newRoute words a route.
+// newRoute writes the addresses of a route as text.
 func newRoute(destination netip.Addr, bits int, gateway netip.Addr, name string, metric uint64) Route {
 	r := Route{Destination: "default", Interface: name, Metric: int64(min(metric, maxCount))}
 	if bits > 0 || !destination.IsUnspecified() {

@@ -21,19 +21,20 @@ const ticksPerSecond = 100
 // pageSize is the unit of the resident memory in /proc.
 var pageSize = uint64(os.Getpagesize())
 
-// procStat is what /proc/PID/stat has of a process.
+// procStat is one reading of /proc/PID/stat. There may be 100,000 of them in memory at a time.
 type procStat struct {
 	pid, ppid, threads int
-	ticks, start       uint64        // CPU time used, and when it began after the start of the machine
-	rss                uint64        // pages
-	at                 time.Duration // when it was read, after reader.begin
-	state              byte
+	ticks              uint64        // CPU time used so far, in ticks
+	start              uint64        // when the process started, in ticks since boot
+	rss                uint64        // resident memory, in pages
+	at                 time.Duration // when it was read, since statReader.begin
+	state              byte          // as in stat: 'R', 'S' and others
 	name               string
 }
 
-// parseStat parses /proc/PID/stat (proc(5)). name is the only text in it; it is in parentheses
-// and may contain any byte, also parentheses. want selects by name, nil for all; what it refuses has
-// no name in the result and costs no memory for it.
+// parseStat parses /proc/PID/stat (proc(5)). The name is in parentheses and may contain any byte,
+// also parentheses; all other fields are numbers, but for the state. want selects processes by name,
+// nil for all: a name that it refuses is not copied, which saves memory.
 func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bool) {
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open || end+2 >= len(b) {
@@ -62,7 +63,7 @@ func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bo
 		case 22:
 			s.start = n
 		case 24:
-			s.rss = n // negative for a moment now and then: counts as 0
+			s.rss = n // the kernel shows negative values now and then: they count as 0
 			return s, wanted, isNumber || len(word) > 0
 		}
 	}
@@ -84,27 +85,27 @@ func parseInt(b []byte) (int, bool) {
 	return int(n), ok && n <= math.MaxInt32
 }
 
-// memBytes is the resident memory.
+// memBytes is the resident memory in bytes.
 func (s *procStat) memBytes() uint64 { return min(s.rss, maxCount/pageSize) * pageSize }
 
-// reader reads /proc/PID/stat of many processes, each with three system calls.
-type reader struct {
-	proc  int // descriptor of /proc
-	begin time.Time
-	buf   [1024]byte
-	want  func(name []byte) bool
+// statReader reads /proc/PID/stat of many processes, each with three system calls and no allocation.
+type statReader struct {
+	proc  int                    // descriptor of /proc
+	begin time.Time              // of the answer: procStat.at counts from here
+	buf   [1024]byte             // one stat; reused
+	want  func(name []byte) bool // see parseStat
 }
 
 // newReader opens /proc.
-func (m *Machine) newReader(begin time.Time, want func(name []byte) bool) (*reader, error) {
+func (m *Machine) newReader(begin time.Time, want func(name []byte) bool) (*statReader, error) {
 	proc, err := unix.Open(m.path("proc"), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
-	return &reader{proc: proc, begin: begin, want: want}, err
+	return &statReader{proc: proc, begin: begin, want: want}, err
 }
 
-func (r *reader) close() { _ = unix.Close(r.proc) }
+func (r *statReader) close() { _ = unix.Close(r.proc) }
 
-// read reads one process; ok is false if it has ended.
-func (r *reader) read(pid string) (s procStat, wanted, ok bool) {
+// read reads one process. wanted is the result of want; ok is false if the process has ended.
+func (r *statReader) read(pid string) (s procStat, wanted, ok bool) {
 	fd, err := unix.Openat(r.proc, pid+"/stat", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return s, false, false
@@ -119,8 +120,8 @@ func (r *reader) read(pid string) (s procStat, wanted, ok bool) {
 	return s, wanted, ok
 }
 
-// contains returns a function that finds a text in names, in either case.
-func contains(text string) func([]byte) bool {
+// nameContains returns the filter for ProcessQuery.Name.
+func nameContains(text string) func([]byte) bool {
 	if text == "" {
 		return nil
 	}
@@ -128,29 +129,33 @@ func contains(text string) func([]byte) bool {
 	return func(name []byte) bool { return strings.Contains(strings.ToLower(string(name)), text) }
 }
 
-// census is what a reading of all processes found.
-type census struct {
+// processScan is the first reading of all processes.
+type processScan struct {
 	total int
 	found []procStat // those that the query selects
-	isCut bool       // the time was over before all were read
+	isCut bool       // the time was up before all were read
 }
 
-// measured is a process with the CPU time that it used within the window.
-type measured struct {
+// cpuUse is a process with the CPU time that it used within the window.
+type cpuUse struct {
 	procStat
-	pct float64 // of one processor; -1: not known
+	pct float64 // of one processor; -1: unknown
 }
 
-// Processes returns the processes that use most.
+// Processes returns the processes that use most CPU time or memory. An answer takes three steps:
 //
-// To find those that use most CPU, all are read twice; for memory, all once and those of the answer
-// twice. A process that ends meanwhile is left out; one that took another's number has another start
-// and is no longer the same.
+//	scan       reads all processes
+//	measure    waits for the window and reads them again: the difference is their CPU time
+//	details    reads users and command lines of the processes of the answer
+//
+// If the query sorts by memory, measure reads only the processes of the answer again. A process that
+// ends between the steps is left out. So is one whose number was given to another process, which has
+// another start time.
 func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	out := Processes{Processes: []Process{}}
-	var all census
+	var all processScan
 	begin := time.Now()
-	out.Unfinished = collect(ctx, &m.guard, &all, part[census]{"processes", func(ctx context.Context) func(*census) { return m.census(ctx, begin, &q) }})
+	out.Unfinished = collect(ctx, &m.guard, &all, part[processScan]{"processes", func(ctx context.Context) func(*processScan) { return m.scan(ctx, begin, &q) }})
 	if len(out.Unfinished) > 0 {
 		return out
 	}
@@ -161,19 +166,19 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	byMemory := func(a, b procStat) int { return cmp.Or(cmp.Compare(b.rss, a.rss), cmp.Compare(a.pid, b.pid)) }
 	if q.SortBy == "memory" {
 		slices.SortFunc(all.found, byMemory)
-		all.found = window(all.found, 0, q.Limit)
+		all.found = pageOf(all.found, 0, q.Limit)
 	}
-	chosen, elapsed, isMeasured := m.measure(ctx, begin, all.found, q.Window)
-	out.WindowMS = elapsed.Milliseconds()
-	if !isMeasured {
+	second := m.measure(ctx, begin, all.found, q.Window)
+	out.WindowMS = second.elapsed.Milliseconds()
+	if second.isCut {
 		out.Unfinished = append(out.Unfinished, "cpu")
 	}
 	if q.SortBy != "memory" {
-		slices.SortFunc(chosen, func(a, b measured) int {
+		slices.SortFunc(second.alive, func(a, b cpuUse) int {
 			return cmp.Or(cmp.Compare(b.pct, a.pct), byMemory(a.procStat, b.procStat))
 		})
 	}
-	chosen = window(chosen, 0, q.Limit)
+	chosen := pageOf(second.alive, 0, q.Limit)
 	for _, c := range chosen {
 		p := Process{PID: c.pid, PPID: c.ppid, Name: Text(c.name, maxName), State: stateName(c.state), MemBytes: c.memBytes(), Threads: c.threads}
 		if c.pct >= 0 {
@@ -188,25 +193,31 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	return out
 }
 
-// census reads all processes in two fifths of the time that is left beside the window at most, so
-// that the second reading and the details have the rest.
-func (m *Machine) census(ctx context.Context, begin time.Time, q *ProcessQuery) func(*census) {
-	limit := ctx
-	if deadline, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		limit, cancel = context.WithTimeout(ctx, max((time.Until(deadline)-q.Window)*2/5, 0))
-		defer cancel()
+// withShare returns a context that ends when a share of ctx's time is over: the steps of an answer
+// divide the time of the caller, so that a machine with very many processes still gets an answer.
+func withShare(ctx context.Context, share float64, reserved time.Duration) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return ctx, func() {}
 	}
-	r, err := m.newReader(begin, contains(q.Name))
+	return context.WithTimeout(ctx, time.Duration(share*float64(time.Until(deadline)-reserved)))
+}
+
+// scan reads all processes in at most two fifths of the time without the window. The second reading
+// and the details have the rest.
+func (m *Machine) scan(ctx context.Context, begin time.Time, q *ProcessQuery) func(*processScan) {
+	limit, cancel := withShare(ctx, 0.4, q.Window)
+	defer cancel()
+	r, err := m.newReader(begin, nameContains(q.Name))
 	if err != nil {
 		return nil
 	}
 	defer r.close()
-	var c census
+	var c processScan
 	err = m.eachPID(ctx, func(pid string) bool {
 		c.total++
 		if c.isCut = c.isCut || c.total%64 == 0 && limit.Err() != nil; c.isCut {
-			return true // only counted
+			return true // from here on, processes are counted and not read
 		}
 		s, wanted, ok := r.read(pid)
 		switch {
@@ -220,69 +231,73 @@ func (m *Machine) census(ctx context.Context, begin time.Time, q *ProcessQuery) 
 	if err != nil {
 		return nil
 	}
-	return func(out *census) { *out = c }
+	return func(out *processScan) { *out = c }
 }
 
-// measure waits for the window and reads the processes again; elapsed is the time between the two
-// readings of the first one. Those that have ended are not in the result. Without time for all of
-// them, the rest has no CPU time and isMeasured is false.
-func (m *Machine) measure(ctx context.Context, begin time.Time, list []procStat, window time.Duration) (alive []measured, elapsed time.Duration, isMeasured bool) {
-	type result struct {
-		alive   []measured
-		elapsed time.Duration
-		isCut   bool
-	}
-	var out result
-	late := collect(ctx, &m.guard, &out, part[result]{"cpu", func(ctx context.Context) func(*result) {
-		timer := time.NewTimer(window)
-		defer timer.Stop()
+// measurement is the second reading of processes.
+type measurement struct {
+	alive   []cpuUse      // those that have not ended
+	elapsed time.Duration // between the two readings of the first process
+	isCut   bool          // the time was up: some or all processes have no CPU time
+}
+
+// measure waits for the window and reads the processes of list again.
+func (m *Machine) measure(ctx context.Context, begin time.Time, list []procStat, window time.Duration) measurement {
+	var out measurement
+	late := collect(ctx, &m.guard, &out, part[measurement]{"cpu", func(ctx context.Context) func(*measurement) {
 		select {
-		case <-timer.C:
+		case <-time.After(window):
 		case <-ctx.Done():
 			return nil
 		}
-		limit := ctx
-		if deadline, ok := ctx.Deadline(); ok { // the details need some of the time
-			var cancel context.CancelFunc
-			limit, cancel = context.WithTimeout(ctx, time.Until(deadline)*4/5)
-			defer cancel()
-		}
-		r, err := m.newReader(begin, func([]byte) bool { return false })
+		got, err := m.readAgain(ctx, begin, list)
 		if err != nil {
 			return nil
 		}
-		defer r.close()
-		got := result{alive: make([]measured, 0, len(list))}
-		for i, old := range list {
-			if got.isCut = got.isCut || i%64 == 63 && limit.Err() != nil; got.isCut {
-				got.alive = append(got.alive, measured{old, -1})
-				continue
-			}
-			now, _, ok := r.read(strconv.Itoa(old.pid))
-			if !ok || now.start != old.start {
-				continue
-			}
-			if got.elapsed == 0 {
-				got.elapsed = now.at - old.at
-			}
-			used := float64(max(now.ticks, old.ticks)-old.ticks) / ticksPerSecond
-			now.name = old.name
-			got.alive = append(got.alive, measured{now, 100 * used / (now.at - old.at).Seconds()})
-		}
-		return func(out *result) { *out = got }
+		return func(out *measurement) { *out = got }
 	}})
 	if len(late) == 0 {
-		return out.alive, out.elapsed, !out.isCut
+		return out
 	}
+	out = measurement{isCut: true}
 	for _, s := range list {
-		alive = append(alive, measured{s, -1})
+		out.alive = append(out.alive, cpuUse{s, -1})
 	}
-	return alive, 0, false
+	return out
 }
 
-// details adds users, times and arguments to list, whose processes are chosen; false if the time did
-// not suffice.
-func (m *Machine) details(ctx context.Context, list []Process, chosen []measured, withArgs bool) bool {
+// readAgain is the second reading. It leaves a fifth of the time that is left to the details.
+func (m *Machine) readAgain(ctx context.Context, begin time.Time, list []procStat) (out measurement, err error) {
+	limit, cancel := withShare(ctx, 0.8, 0)
+	defer cancel()
+	r, err := m.newReader(begin, func([]byte) bool { return false })
+	if err != nil {
+		return out, err
+	}
+	defer r.close()
+	out.alive = make([]cpuUse, 0, len(list))
+	for i, old := range list {
+		if out.isCut = out.isCut || i%64 == 63 && limit.Err() != nil; out.isCut {
+			out.alive = append(out.alive, cpuUse{old, -1})
+			continue
+		}
+		now, _, ok := r.read(strconv.Itoa(old.pid))
+		if !ok || now.start != old.start {
+			continue // ended, or another process with its number
+		}
+		if out.elapsed == 0 {
+			out.elapsed = now.at - old.at
+		}
+		used := float64(max(now.ticks, old.ticks)-old.ticks) / ticksPerSecond
+		now.name = old.name
+		out.alive = append(out.alive, cpuUse{now, 100 * used / (now.at - old.at).Seconds()})
+	}
+	return out, nil
+}
+
+// details adds user, start time and command line to list, which has the same processes as chosen. It
+// returns false, and adds nothing, if ctx ended before.
+func (m *Machine) details(ctx context.Context, list []Process, chosen []cpuUse, withArgs bool) bool {
 	type detail struct {
 		user, args string
 		started    int64
@@ -314,7 +329,7 @@ func (m *Machine) details(ctx context.Context, list []Process, chosen []measured
 	return len(late) == 0
 }
 
-// bootMS is when the machine started, by the clock of the answers.
+// bootMS is the time at which the machine started, in milliseconds since 1970 by Options.Now.
 func (m *Machine) bootMS() (int64, bool) {
 	now, ok := m.opt.now()
 	word, _, _ := strings.Cut(readText(m.path("proc/uptime"), maxName), " ")
@@ -322,7 +337,8 @@ func (m *Machine) bootMS() (int64, bool) {
 	return now - int64(uptime*1000), ok && err == nil && uptime >= 0 && uptime < 1e10
 }
 
-// userOf is the name of a process's effective user, or its number. names is a cache.
+// userOf returns the name of a process's effective user, or the number of a user without a name. dir
+// is the process's directory in /proc; names caches names by number.
 func (m *Machine) userOf(ctx context.Context, dir string, names map[string]string) string {
 	uid := ""
 	_ = eachLine(ctx, dir+"/status", func(line []byte) bool {
@@ -348,7 +364,7 @@ func (m *Machine) userOf(ctx context.Context, dir string, names map[string]strin
 	return name
 }
 
-// stateName is the state of a process in a word.
+// stateName returns the word for a state of proc(5).
 func stateName(c byte) string {
 	switch c {
 	case 'R':

@@ -11,21 +11,22 @@ import (
 	"agentctl/unixrpc"
 )
 
-// A daemon whose sandbox hides the processes of other users asks a helper for them (package unixrpc), as
-// package journal does for the journal: AskProcesses in the daemon, ServeProcesses in
-// agentctl-processes@.service.
+// The process reader. A daemon whose sandbox hides the processes of other users asks a helper program
+// for them, which systemd starts for one request (package unixrpc):
+//
+//	daemon: AskProcesses ── socket ──► agentctl-processes@.service: ServeProcesses
 
-// Bounds of the helper.
+// Bounds of the process reader.
 const (
 	maxRequest        = 4 << 10   // bytes
 	maxAnswer         = 256 << 10 // bytes
 	maxRemoteTime     = 5 * time.Second
-	maxRemoteLimit    = 1000
-	remoteReserve     = 150 * time.Millisecond // for starting the helper and carrying its answer
-	maxRemoteNameSize = 1024
+	maxRemoteLimit    = 1000                   // of processRequest.Limit
+	maxRemoteNameSize = 1024                   // of processRequest.Name, bytes
+	remoteReserve     = 150 * time.Millisecond // for starting the helper and transferring its answer
 )
 
-// processRequest is a ProcessQuery on its way to the helper.
+// processRequest is a ProcessQuery as JSON, with the time that the daemon has left.
 type processRequest struct {
 	SortBy    string `json:"sort_by"`
 	Limit     int    `json:"limit"`
@@ -35,7 +36,7 @@ type processRequest struct {
 	TimeoutMS int64  `json:"timeout_ms"`
 }
 
-// check reports whether a request is in the bounds of the helper.
+// check checks the bounds: the helper does not trust the daemon.
 func (r *processRequest) check() error {
 	if (r.SortBy != "cpu" && r.SortBy != "memory") || r.Limit < 1 || r.Limit > maxRemoteLimit || len(r.Name) > maxRemoteNameSize ||
 		r.WindowMS < 0 || r.WindowMS > maxRemoteTime.Milliseconds() || r.TimeoutMS < 1 || r.TimeoutMS > maxRemoteTime.Milliseconds() {
@@ -44,8 +45,8 @@ func (r *processRequest) check() error {
 	return nil
 }
 
-// ServeProcesses answers the one request of a connection, and closes it. One that is out of bounds gets
-// no answer.
+// ServeProcesses answers the one request of a connection and closes the connection. A request out of
+// bounds gets no answer.
 func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
 		var r processRequest
@@ -58,8 +59,8 @@ func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 	})
 }
 
-// AskProcesses is Machine.Processes of the helper behind a socket. If it does not answer, the processes
-// are unfinished.
+// AskProcesses returns the answer of the process reader behind a socket. Without one, "processes" is
+// in Unfinished.
 func AskProcesses(ctx context.Context, socket string, q ProcessQuery) Processes {
 	p, err := askProcesses(ctx, socket, q)
 	if err != nil {

@@ -2,8 +2,11 @@ package inspect
 
 import "time"
 
-// Info is what a machine is. Fields that are empty could not be read, or the machine does not have
-// them.
+// The types of answers. Their JSON is the output of the kinds system.info, system.processes,
+// system.disks and system.network (package manifest has the schemas). A pointer or an optional field
+// is empty where the machine does not have the figure, or where the part is in Unfinished.
+
+// Info describes a machine.
 type Info struct {
 	AgentVersion      string   `json:"agent_version"`
 	Hostname          string   `json:"hostname,omitempty"`
@@ -18,27 +21,27 @@ type Info struct {
 	SwapTotalBytes    *uint64  `json:"swap_total_bytes,omitempty"`
 	UptimeS           *int64   `json:"uptime_s,omitempty"`
 	Processes         int      `json:"processes,omitempty"`
-	TimeMS            int64    `json:"time_ms,omitempty"` // by the machine's clock; 0: not set
+	TimeMS            int64    `json:"time_ms,omitempty"` // Options.Now; 0: unknown
 	ClockSynchronized *bool    `json:"clock_synchronized,omitempty"`
 	Timezone          string   `json:"timezone,omitempty"`
 	Unfinished        []string `json:"unfinished,omitempty"`
 }
 
-// ProcessQuery asks for processes.
+// ProcessQuery selects processes.
 type ProcessQuery struct {
-	SortBy string        // "cpu" or "memory"
-	Limit  int           // processes in the answer
-	Window time.Duration // over which CPU time is measured
-	Name   string        // only processes whose name contains this; "": all
-	Args   bool          // with the command lines, which may hold secrets
+	SortBy string        // "cpu" or "memory", largest first
+	Limit  int           // of processes in the answer
+	Window time.Duration // time over which CPU use is measured
+	Name   string        // only processes whose name contains this, in either case; "": all
+	Args   bool          // include command lines, which may contain secrets
 }
 
-// Processes are those that use most.
+// Processes is the answer to a ProcessQuery.
 type Processes struct {
-	WindowMS   int64     `json:"window_ms"` // 0: CPU time was not measured
-	Total      int       `json:"total"`
-	Matching   int       `json:"matching"`
-	Processes  []Process `json:"processes"`
+	WindowMS   int64     `json:"window_ms"` // as measured; 0: CPU use was not measured
+	Total      int       `json:"total"`     // on the machine
+	Matching   int       `json:"matching"`  // selected by ProcessQuery.Name
+	Processes  []Process `json:"processes"` // the first Limit of them
 	Unfinished []string  `json:"unfinished,omitempty"`
 }
 
@@ -49,22 +52,23 @@ type Process struct {
 	Name      string   `json:"name"`
 	User      string   `json:"user,omitempty"`
 	State     string   `json:"state"`
-	CPUPct    *float64 `json:"cpu_pct,omitempty"` // 100 is one processor, fully used
-	MemBytes  uint64   `json:"mem_bytes"`         // resident
+	CPUPct    *float64 `json:"cpu_pct,omitempty"` // 100 is one fully used processor
+	MemBytes  uint64   `json:"mem_bytes"`         // resident memory
 	Threads   int      `json:"threads"`
 	StartedMS int64    `json:"started_ms,omitempty"`
 	Args      string   `json:"args,omitempty"`
 }
 
-// Disks are the file systems and drives of a machine.
+// Disks is a page of the file systems of a machine; the first page also has the drives.
 type Disks struct {
-	Total       int          `json:"total"` // file systems
+	Total       int          `json:"total"` // of file systems on the machine
 	Filesystems []Filesystem `json:"filesystems"`
 	Disks       []Disk       `json:"disks,omitempty"`
 	Unfinished  []string     `json:"unfinished,omitempty"`
 }
 
-// Filesystem is one mounted file system. Without figures it has an error, or Disks is unfinished.
+// Filesystem is one mounted file system. If it has no figures, Error says why, or "filesystems" is
+// in Disks.Unfinished.
 type Filesystem struct {
 	Mount         string   `json:"mount"`
 	Device        string   `json:"device,omitempty"`
@@ -84,7 +88,7 @@ const (
 	Unreadable = "unreadable"
 )
 
-// Disk is a drive or a card, with what was read and written since the start of the machine.
+// Disk is a drive or a memory card. Its counters are since the machine started.
 type Disk struct {
 	Name         string  `json:"name"`
 	Model        string  `json:"model,omitempty"`
@@ -96,11 +100,11 @@ type Disk struct {
 	BusyMS       *uint64 `json:"busy_ms,omitempty"`
 }
 
-// NetworkQuery asks for interfaces and routes. A list of all interfaces, and then all routes, is
-// given in pages.
+// NetworkQuery selects interfaces and routes. Pages go through one list: all interfaces, then all
+// routes.
 type NetworkQuery struct {
-	Interface string // only this one and its routes; "": all
-	Skip      int    // elements of the list that earlier pages had
+	Interface string // only this interface and its routes; "": all
+	Skip      int    // how many elements of the list were on earlier pages
 }
 
 // Network is a page of the interfaces and routes of a machine.
@@ -109,19 +113,19 @@ type Network struct {
 	TotalRoutes     int         `json:"total_routes"`
 	Interfaces      []Interface `json:"interfaces"`
 	Routes          []Route     `json:"routes"`
-	Nameservers     []string    `json:"nameservers,omitempty"` // on the first page
+	Nameservers     []string    `json:"nameservers,omitempty"` // on the first page only
 	Unfinished      []string    `json:"unfinished,omitempty"`
 }
 
-// Interface is a network interface. Its counters are since the start of the machine.
+// Interface is a network interface. Its counters are since the interface was created.
 type Interface struct {
 	Name      string   `json:"name"`
-	Up        bool     `json:"up"` // switched on, and with a carrier
+	Up        bool     `json:"up"` // enabled, and with a carrier
 	Loopback  bool     `json:"loopback,omitempty"`
 	MAC       string   `json:"mac,omitempty"`
 	MTU       int      `json:"mtu,omitempty"`
 	SpeedMbps int      `json:"speed_mbps,omitempty"`
-	Addresses []string `json:"addresses,omitempty"` // with the length of the prefix
+	Addresses []string `json:"addresses,omitempty"` // with the prefix length: 192.0.2.7/24
 	*Counters
 }
 
@@ -139,13 +143,13 @@ type Counters struct {
 
 // Route is one route.
 type Route struct {
-	Destination string `json:"destination"` // "default" or a network
+	Destination string `json:"destination"` // "default" or a network: 192.0.2.0/24
 	Gateway     string `json:"gateway,omitempty"`
 	Interface   string `json:"interface"`
 	Metric      int64  `json:"metric"`
 }
 
-// Bounds of answers, as in the schemas of the kinds.
+// Bounds of answers, as in the schemas. maxName to maxArgs are characters of texts.
 const (
 	MaxFilesystems = 200
 	MaxDisks       = 64
