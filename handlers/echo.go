@@ -15,7 +15,8 @@ import (
 // (clock.Clock.NowMS).
 type Clock func() (ms int64, ok bool)
 
-// now returns trusted time for a result, or an error while the schema would refuse it.
+// now returns trusted time for a result, or E_INTERNAL while there is none: the schemas refuse times
+// before prober.MinTSMS.
 func (c Clock) now() (int64, error) {
 	ms, ok := c()
 	if !ok || ms < prober.MinTSMS {
@@ -33,7 +34,7 @@ var _ Handler = (*Echo)(nil)
 // NewEcho returns the handler of system.echo.
 func NewEcho(clock Clock) *Echo { return &Echo{clock} }
 
-// Capability returns the one of RFC-0005 §9.
+// Capability returns that of RFC-0005 §9.
 func (e *Echo) Capability() manifest.Capability { return manifest.Echo() }
 
 // Call answers one echo; E_INTERNAL while the clock is not set.
@@ -48,6 +49,7 @@ func (e *Echo) Call(_ context.Context, tool manifest.ToolName, args []byte) ([]b
 	if err := json.Unmarshal(args, &in); err != nil {
 		return nil, nil, err
 	}
+	// By hand: encoding/json would escape <, > and & in the message.
 	b := make([]byte, 0, len(args)+len(tool.NodeID)+64)
 	b = append(b, `{"message":`...)
 	if b, err = jsontext.AppendQuote(b, in.Message); err != nil {

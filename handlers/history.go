@@ -16,15 +16,16 @@ import (
 const (
 	maxPoints   = 1500     // values of a metric, as in the schema
 	maxPageSize = 60 << 10 // bytes of the result; a message on the link has 64 KiB
-	// pageTime is how long a page may take. What is not read by then is left to the next
-	// page; the rest of the two seconds that a handler has is for encoding it.
+	// pageTime is how long reading a page may take: the two seconds that a handler has, without
+	// the time for encoding the page. What is not read by then is on the next page.
 	pageTime = 1800 * time.Millisecond
-	// pageReserve is left of a shorter deadline of the caller.
+	// pageReserve is the time for encoding where the caller's deadline is shorter.
 	pageReserve = 200 * time.Millisecond
 )
 
-// HistoryQuery asks Recorded for one value of each metric per step, from FromMS to EndMS, which
-// is not included. Aggregate is last, mean, min or max. Times are milliseconds since 1970.
+// HistoryQuery asks Recorded for one value of each metric for each step from FromMS to EndMS, which
+// is not included. Metrics are keys of the sensor catalogue or fields of a metric frame; Aggregate
+// is last, mean, min or max. Times are milliseconds since 1970.
 type HistoryQuery struct {
 	FromMS, EndMS, StepMS int64
 	Metrics               []string
@@ -37,7 +38,7 @@ type Recorded interface {
 	// for each metric a value or NaN. When ctx ends it returns ctx's error after it has
 	// called fn with the steps that were complete.
 	Series(ctx context.Context, q HistoryQuery, fn func(start int64, values []float64) error) error
-	// Oldest is the time of the first record; beyond every clock when there is none.
+	// Oldest is the time of the first record, or a time in the far future when there is none.
 	Oldest(ctx context.Context) int64
 }
 
@@ -78,8 +79,8 @@ func (h *History) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 	return p.encode(in.Metrics, end), nil, nil
 }
 
-// pageContext returns ctx with the time of a page: what is not read by then is left out, so that
-// the rest can be answered.
+// pageContext returns a context that ends in time for encoding the page. When it ends before ctx,
+// the handler answers with what it has.
 func pageContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	limit := time.Now().Add(pageTime)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-pageReserve).Before(limit) {
@@ -99,10 +100,9 @@ type historyInput struct {
 }
 
 // newPage returns an empty page and the end of the window, which is the present time at most. The
-// page begins at the cursor. If more than a page of empty steps would follow, it begins with the
-// first step that has a record.
-// All pages of one window have the same steps, because each begins a whole number of steps
-// after from_ms.
+// page begins at the cursor, or where more than a page of empty steps would follow, with the first
+// step that has a record. Either is a whole number of steps after from_ms, so that all pages of a
+// window have the same steps.
 func (h *History) newPage(ctx context.Context, in *historyInput, now int64) (p *page, end int64, err error) {
 	end = now + 1
 	if in.ToMS != 0 {
@@ -124,11 +124,11 @@ func (h *History) newPage(ctx context.Context, in *historyInput, now int64) (p *
 	return &page{start: start, step: in.StepMS, columns: make([][]byte, len(in.Metrics)), size: pageOverhead(in.Metrics)}, end, nil
 }
 
-// errPageFull ends the reading of a page that is full.
+// errPageFull ends Series when the page is full.
 var errPageFull = errors.New("handlers: the page is full")
 
-// fill reads the values of a page: as many as it may have, and as were read in time. timed is ctx
-// with the time of the page.
+// fill reads values until the page is full, the window ends or timed does, which is pageContext of
+// ctx. A page that is not complete is an answer, as long as it has one step.
 func (h *History) fill(ctx, timed context.Context, p *page, in *historyInput, end int64) error {
 	pageEnd := min(end, p.start+maxPoints*p.step)
 	q := HistoryQuery{FromMS: p.start, EndMS: pageEnd, StepMS: p.step, Metrics: in.Metrics, Aggregate: in.Aggregate}
@@ -157,16 +157,17 @@ func (h *History) fill(ctx, timed context.Context, p *page, in *historyInput, en
 	return nil
 }
 
-// page is a page in progress.
+// page is a page that is being filled. Its columns are JSON already: values are encoded once, and the
+// size of the result is known at each step.
 type page struct {
 	start, step int64    // of the first value, and to the next
 	points      int      // values of each metric so far
-	columns     [][]byte // of each metric: its values with a comma behind each
+	columns     [][]byte // of each metric: its values, each followed by a comma
 	size        int      // bytes of the result so far
 	row         []byte   // reused by add
 }
 
-// pageOverhead is how long a result without values is at most.
+// pageOverhead returns the greatest length of a result without values, in bytes.
 func pageOverhead(metrics []string) int {
 	n := len(`{"from_ms":,"step_ms":,"metrics":{},"next_cursor":""}`) + 3*len("253402300799999")
 	for _, name := range metrics {
@@ -175,10 +176,10 @@ func pageOverhead(metrics []string) int {
 	return n
 }
 
-// next is the time of the value after the last one.
+// next returns the time of the step after the last one.
 func (p *page) next() int64 { return p.start + int64(p.points)*p.step }
 
-// skipTo adds steps without a record up to a time, and reports whether all of them fitted.
+// skipTo adds null for each step before a time, and reports whether all of them fitted.
 func (p *page) skipTo(until int64) bool {
 	empty := len("null,") * len(p.columns)
 	for p.next() < until {
@@ -218,7 +219,7 @@ func (p *page) add(values []float64) bool {
 	return true
 }
 
-// encode makes the result. A window that does not end with this page has a cursor.
+// encode returns the result, with a cursor if the window, which ends at end, continues after it.
 func (p *page) encode(metrics []string, end int64) []byte {
 	b := make([]byte, 0, p.size)
 	b = strconv.AppendInt(append(b, `{"from_ms":`...), p.start, 10)

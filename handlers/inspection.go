@@ -69,10 +69,11 @@ func Inspections(o InspectionOptions) []Handler {
 	return list
 }
 
-// inspection answers a kind of one verb. ctx of answer ends when the answer has to be there.
+// inspection is the handler of a capability with one verb.
 type inspection struct {
 	capability manifest.Capability
-	answer     func(ctx context.Context, args []byte) (any, error)
+	// answer returns the result, to be encoded as JSON. Its ctx is pageContext of the call's.
+	answer func(ctx context.Context, args []byte) (any, error)
 }
 
 // Capability implements Handler.
@@ -90,7 +91,7 @@ func (h *inspection) Call(ctx context.Context, _ manifest.ToolName, args []byte)
 	return raw, nil, err
 }
 
-// encode is json.Marshal without its escapes for HTML, which would make text six times as long.
+// encode is json.Marshal without the escapes for HTML, which make <, > and & six times as long.
 func encode(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -99,10 +100,11 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// answerReserve is more than an answer has beside its lists, bytes.
+// answerReserve is the part of maxPageSize for everything but the lists, in bytes.
 const answerReserve = 2 << 10
 
-// fit returns the first elements of a list whose JSON fits into free bytes, which it reduces.
+// fit returns as many elements from the begin of a list as fit into *free bytes of JSON, and reduces
+// *free by their size.
 func fit[T any](list []T, free *int) []T {
 	for i := range list {
 		raw, err := encode(&list[i])
@@ -114,12 +116,14 @@ func fit[T any](list []T, free *int) []T {
 	return list
 }
 
-// cursorInput is the input of lists in pages. A cursor is the number of elements on earlier pages.
+// cursorInput is the input of disks and network. The cursor is the number of elements on the pages
+// before, which the schemas allow digits only for.
 type cursorInput struct {
 	Cursor    string `json:"cursor"`
-	Interface string `json:"interface"`
+	Interface string `json:"interface"` // network only
 }
 
+// parseCursor decodes args. skip is the cursor, 0 without one.
 func parseCursor(args []byte) (in cursorInput, skip int, err error) {
 	if err := json.Unmarshal(args, &in); err != nil || in.Cursor == "" {
 		return in, 0, err
@@ -128,8 +132,8 @@ func parseCursor(args []byte) (in cursorInput, skip int, err error) {
 	return in, skip, err
 }
 
-// checkCursor refuses a cursor beyond the end of the list. The list may have become shorter, so that
-// its end is a good one.
+// checkCursor refuses a cursor beyond the end of the list. The end itself is accepted: the list may
+// have become shorter since the page before.
 func checkCursor(skip, total int) error {
 	if skip > total {
 		return manifest.E(manifest.ManifestInvalid, "argument cursor: not of a page with these arguments")
@@ -137,15 +141,16 @@ func checkCursor(skip, total int) error {
 	return nil
 }
 
-// nextCursor is the cursor of the next page; "" if there is none, or this one is empty because its
-// elements could not be read.
-func nextCursor(skip, given, total int) string {
-	if given == 0 || skip+given >= total {
+// nextCursor returns the cursor after a page of n elements; "" after the last page. A page without
+// elements has none either: they could not be read, and the next call would not read them.
+func nextCursor(skip, n, total int) string {
+	if n == 0 || skip+n >= total {
 		return ""
 	}
-	return strconv.Itoa(skip + given)
+	return strconv.Itoa(skip + n)
 }
 
+// info answers system.info.
 func (o *InspectionOptions) info(ctx context.Context, _ []byte) (any, error) {
 	return o.Machine.Info(ctx), nil
 }
@@ -154,10 +159,11 @@ func (o *InspectionOptions) info(ctx context.Context, _ []byte) (any, error) {
 type modulesOutput struct {
 	TSMS int64 `json:"ts_ms,omitempty"`
 	prober.ModuleReadings
-	Unavailable []string `json:"unavailable"`
+	Unavailable []string `json:"unavailable"` // the machine does not have them
 	Unfinished  []string `json:"unfinished,omitempty"`
 }
 
+// modules answers system.modules.
 func (o *InspectionOptions) modules(ctx context.Context, args []byte) (any, error) {
 	in := struct {
 		Modules []string `json:"modules"`
@@ -183,6 +189,7 @@ func (o *InspectionOptions) modules(ctx context.Context, args []byte) (any, erro
 	return out, nil
 }
 
+// processes answers system.processes. A list that does not fit is cut, and "details" is unfinished.
 func (o *InspectionOptions) processes(ctx context.Context, args []byte) (any, error) {
 	in := struct {
 		SortBy   string `json:"sort_by"`
@@ -205,6 +212,7 @@ func (o *InspectionOptions) processes(ctx context.Context, args []byte) (any, er
 	return out, nil
 }
 
+// disks answers system.disks. Pages are of file systems; drives are on the first one.
 func (o *InspectionOptions) disks(ctx context.Context, args []byte) (any, error) {
 	_, skip, err := parseCursor(args)
 	if err != nil {
@@ -223,6 +231,7 @@ func (o *InspectionOptions) disks(ctx context.Context, args []byte) (any, error)
 	}{d, nextCursor(skip, len(d.Filesystems), d.Total)}, nil
 }
 
+// network answers system.network. Pages go through the interfaces, then through the routes.
 func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, error) {
 	in, skip, err := parseCursor(args)
 	if err != nil {
@@ -236,7 +245,7 @@ func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, erro
 	free := maxPageSize - answerReserve
 	interfaces := n.Interfaces
 	if n.Interfaces = fit(interfaces, &free); len(n.Interfaces) < len(interfaces) {
-		n.Routes = n.Routes[:0] // they follow all interfaces
+		n.Routes = n.Routes[:0] // routes follow the last interface
 	}
 	n.Routes = fit(n.Routes, &free)
 	return struct {
@@ -245,13 +254,14 @@ func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, erro
 	}{n, nextCursor(skip, len(n.Interfaces)+len(n.Routes), total)}, nil
 }
 
-// Bounds of the doctor's texts, characters as in the schema.
+// Bounds of the schema of system.doctor; texts in characters.
 const (
 	maxChecks    = 32
 	maxCheckName = 32
 	maxCheckText = 512
 )
 
+// doctor answers system.doctor. Messages of checks may quote files of the board, so they are cleaned.
 func (o *InspectionOptions) doctor(ctx context.Context, _ []byte) (any, error) {
 	r := o.Doctor(ctx)
 	out := DoctorReport{Checks: []DoctorCheck{}, Warnings: r.Warnings, Failures: r.Failures}

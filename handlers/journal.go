@@ -15,8 +15,8 @@ import (
 // defaultLines is how many lines a page of system.journal has by default.
 const defaultLines = 50
 
-// helperReserve is the time for starting the helper and carrying its answer. The helper may read for
-// the rest of the time of a page.
+// helperReserve is the part of pageTime for starting the helper and transferring its answer. The
+// helper has the rest for reading.
 const helperReserve = 300 * time.Millisecond
 
 // Journal answers system.journal: query through the helper behind a socket. Use NewJournal.
@@ -36,8 +36,8 @@ func HasSocket(path string) bool {
 // Capability is query.
 func (j *Journal) Capability() manifest.Capability { return manifest.Inspection(manifest.KindJournal) }
 
-// Call answers one page. The helper makes it; what it answers has to fit the schema, since a board
-// may run a helper of another version during an upgrade.
+// Call answers one page, which the helper makes. The page is validated against the schema, because the
+// helper may be of another version during an upgrade.
 func (j *Journal) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([]byte, Stream, error) {
 	r := journal.Request{Limit: defaultLines}
 	if err := json.Unmarshal(args, &r); err != nil {

@@ -23,8 +23,8 @@ type Sampler interface {
 var _ Sampler = (*prober.Prober)(nil)
 
 // Metrics answers system.metrics: snapshot with one frame, subscribe with {"interval_ms":N}
-// and a stream of frames (RFC-0009 §5.1), the first at once. A frame is encoded here and its
-// bytes are forwarded to every reader. Use NewMetrics.
+// and a stream of frames (RFC-0009 §5.1), the first at once. The relay forwards the bytes of a
+// frame to its subscribers as they are encoded here. Use NewMetrics.
 type Metrics struct {
 	sampler Sampler
 	clock   Clock
@@ -49,7 +49,7 @@ func (m *Metrics) Call(ctx context.Context, tool manifest.ToolName, args []byte)
 	case ctx.Err() != nil:
 		return nil, nil, ctx.Err()
 	case err != nil:
-		return nil, nil, manifest.E(manifest.Internal, "the sampler gives no reading")
+		return nil, nil, manifest.E(manifest.Internal, "the board cannot be sampled; on the board try: agentctl status")
 	}
 	frame, err := m.encode(tool.NodeID, s)
 	return frame, nil, err
@@ -68,7 +68,7 @@ func (m *Metrics) subscribe(nodeID string, args []byte) ([]byte, Stream, error) 
 		err := m.sampler.Watch(ctx, interval, func(s prober.Sample) error {
 			frame, err := m.encode(nodeID, s)
 			if err != nil {
-				return nil // without a clock or a disk there is no frame; the next sample may have them
+				return nil // no frame: the clock or the disk is missing, which the next sample may have
 			}
 			return send(frame)
 		})
@@ -100,9 +100,9 @@ func (m *Metrics) encode(nodeID string, s prober.Sample) ([]byte, error) {
 	return appendFrame(make([]byte, 0, 288), nodeID, &s), nil
 }
 
-// appendFrame appends the nine fields in the order of the schema, without reflection: it is
+// appendFrame appends the nine fields in the order of the schema, without reflection, because it is
 // called for every frame of every stream. The sample has passed its Check, and the node id
-// needs no escaping. A test compares the fields with the sensor catalogue.
+// needs no escaping. TestFrameCoversCatalogue compares the fields with the sensor catalogue.
 func appendFrame(b []byte, nodeID string, s *prober.Sample) []byte {
 	b = strconv.AppendInt(append(b, `{"ts_ms":`...), s.TSMS, 10)
 	b = append(b, `,"node_id":"`...)

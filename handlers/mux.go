@@ -1,5 +1,5 @@
-// Package handlers answers the calls of a device's capabilities: a Mux, which announces
-// exactly what it answers, and the handlers Echo and Metrics.
+// Package handlers answers the calls that a relay sends to a board. A Handler answers the tools of
+// one capability; a Mux has all handlers of a board and announces exactly what they answer:
 //
 //	mux, err := handlers.New(handlers.Options{},
 //		handlers.NewEcho(clock.NowMS),
@@ -9,7 +9,18 @@
 //
 // The relay checks a call before it sends it. The Mux checks the tool, the arguments, the
 // rate and the concurrency again, since a device does not have to trust its relay
-// (RFC-0005 §6.6), and hands a handler only calls that pass.
+// (RFC-0005 §6.6). Handlers get only calls that passed.
+//
+//	echo.go         system.echo
+//	metrics.go      system.metrics: snapshots and streams of package prober
+//	history.go      system.history: pages of what package prober/history recorded
+//	inspection.go   system.info, .modules, .processes, .disks, .network, .doctor
+//	services.go     system.services, from systemd
+//	journal.go      system.journal, from the helper of package journal
+//
+// Results that are lists come in pages: a message on the link has 64 KiB, and a handler two
+// seconds. What does not fit is on the next page; what was not read in time is named in the
+// result's member unfinished.
 package handlers
 
 import (
@@ -45,19 +56,21 @@ type Options struct {
 	OnPanic func(capID string, stack []byte)
 }
 
-// Mux routes calls to handlers. Its methods may be called from any goroutine.
+// Mux routes calls to handlers. Its methods may be called from any goroutine: after New only
+// entry.limit and entry.enabled change.
 type Mux struct {
 	opt     Options
-	caps    []manifest.Capability // of all handlers
+	caps    []manifest.Capability // of all handlers, in the order of New
 	entries map[string]*entry     // by cap_id
 }
 
+// entry is one handler of a Mux.
 type entry struct {
 	capability manifest.Capability
 	kind       *manifest.Kind
 	handler    Handler
-	limit      *manifest.Limit
-	enabled    atomic.Bool
+	limit      *manifest.Limit // rate and concurrency, from the capability's constraints
+	enabled    atomic.Bool     // a disabled capability is neither announced nor answered
 }
 
 // New returns a Mux. It refuses a handler whose capability is not one of this release,
@@ -106,67 +119,71 @@ func (m *Mux) SetEnabled(enabled func(capID string) bool) (changed bool) {
 // E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. The caller runs the
 // stream; only its opening counts against the limits.
 func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
-	s, verb := m.lookup(tool)
+	e, verb := m.lookup(tool)
 	if verb == nil {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest")
 	}
 	if args, err = manifest.CheckArgs(verb.Input, args); err != nil {
 		return nil, nil, err
 	}
-	if err := s.limit.Acquire(time.Now()); err != nil {
+	if err := e.limit.Acquire(time.Now()); err != nil {
 		return nil, nil, err
 	}
-	defer s.limit.Release()
-	result, stream, err = m.callHandler(ctx, s, tool, args)
+	defer e.limit.Release()
+	result, stream, err = m.callHandler(ctx, e, tool, args)
 	switch {
 	case err != nil:
 		return nil, nil, asError(ctx, err)
 	case len(result) == 0 || (stream != nil) != verb.Stream():
-		return nil, nil, manifest.E(manifest.Internal, "the handler gave no answer of its kind")
+		return nil, nil, manifest.E(manifest.Internal, "the handler returned no result, or not the stream that the verb requires")
 	}
-	return result, m.wrapStream(s, stream), nil
+	return result, m.wrapStream(e, stream), nil
 }
 
+// lookup returns the enabled handler of a tool, and its verb; nil if no such tool was announced.
 func (m *Mux) lookup(tool manifest.ToolName) (*entry, *manifest.Verb) {
-	s := m.entries[tool.CapID]
-	if s == nil || tool.Short != s.kind.Short || !s.enabled.Load() {
+	e := m.entries[tool.CapID]
+	if e == nil || tool.Short != e.kind.Short || !e.enabled.Load() {
 		return nil, nil
 	}
-	if !slices.Contains(s.capability.Verbs, tool.Verb) {
+	if !slices.Contains(e.capability.Verbs, tool.Verb) {
 		return nil, nil
 	}
-	v, _ := s.kind.Verb(tool.Verb)
-	return s, v
+	v, _ := e.kind.Verb(tool.Verb)
+	return e, v
 }
 
 // callHandler turns a panic into E_INTERNAL, so that a faulty handler does not end the
 // daemon.
-func (m *Mux) callHandler(ctx context.Context, s *entry, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
-	defer m.recoverPanic(s, &err)
-	return s.handler.Call(ctx, tool, args)
+func (m *Mux) callHandler(ctx context.Context, e *entry, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
+	defer m.recoverPanic(e, &err)
+	return e.handler.Call(ctx, tool, args)
 }
 
-func (m *Mux) wrapStream(s *entry, stream Stream) Stream {
+// wrapStream does the same as callHandler for the stream, which runs after Call has returned.
+func (m *Mux) wrapStream(e *entry, stream Stream) Stream {
 	if stream == nil {
 		return nil
 	}
 	return func(ctx context.Context, send func([]byte) error) (err error) {
-		defer m.recoverPanic(s, &err)
+		defer m.recoverPanic(e, &err)
 		return stream(ctx, send)
 	}
 }
 
 // recoverPanic, deferred, ends a panic and sets err to E_INTERNAL.
-func (m *Mux) recoverPanic(s *entry, err *error) {
+func (m *Mux) recoverPanic(e *entry, err *error) {
 	if recover() == nil {
 		return
 	}
 	*err = manifest.E(manifest.Internal, "the handler failed")
 	if m.opt.OnPanic != nil {
-		m.opt.OnPanic(s.capability.CapID, debug.Stack())
+		m.opt.OnPanic(e.capability.CapID, debug.Stack())
 	}
 }
 
+// asError returns a handler's error for the caller. An error that is not a *manifest.Error may quote
+// files or arguments, so its text is not passed on.
 func asError(ctx context.Context, err error) *manifest.Error {
 	var e *manifest.Error
 	switch {

@@ -13,34 +13,37 @@ import (
 	"github.com/coreos/go-systemd/v22/dbus"
 
 	"agentctl/manifest"
+	"agentctl/prober/inspect"
 )
 
 // Defaults and bounds of system.services.
 const (
 	defaultServices = 50
 	maxServices     = 200
-	maxServiceText  = 128 // characters of a description
+	maxServiceName  = 256 // characters
+	maxServiceText  = 128 // of a description
+	maxServiceWord  = 32  // of a state or a result
 )
 
-// units is what Services uses of a connection to systemd.
-type units interface {
+// systemd is what Services uses of a connection to systemd, a *dbus.Conn.
+type systemd interface {
 	ListUnitsByPatternsContext(ctx context.Context, states, patterns []string) ([]dbus.UnitStatus, error)
 	GetUnitPropertyContext(ctx context.Context, unit, property string) (*dbus.Property, error)
 	GetServicePropertyContext(ctx context.Context, service, property string) (*dbus.Property, error)
 	Close()
 }
 
-// Services answers system.services: list from systemd, over D-Bus. A call opens a connection and
-// closes it, so that a board that nobody asks has none.
+// Services answers system.services: list from systemd, over D-Bus. Each call makes a connection and
+// closes it, so that a board that nobody asks holds none open. Use NewServices.
 type Services struct {
-	connect func(ctx context.Context) (units, error)
+	connect func(ctx context.Context) (systemd, error)
 }
 
 var _ Handler = (*Services)(nil)
 
 // NewServices returns the handler of system.services.
 func NewServices() *Services {
-	return &Services{func(ctx context.Context) (units, error) { return dbus.NewWithContext(ctx) }}
+	return &Services{func(ctx context.Context) (systemd, error) { return dbus.NewWithContext(ctx) }}
 }
 
 // HasServices reports whether systemd runs this machine (sd_booted(3)).
@@ -54,7 +57,7 @@ func (s *Services) Capability() manifest.Capability {
 	return manifest.Inspection(manifest.KindServices)
 }
 
-// servicesInput is the input of list.
+// servicesInput is the input of list. The cursor is the number of services on the pages before.
 type servicesInput struct {
 	State  string `json:"state"`
 	Name   string `json:"name"`
@@ -70,8 +73,9 @@ type servicesPage struct {
 	Unfinished []string  `json:"unfinished,omitempty"`
 }
 
+// service is one unit of the type service.
 type service struct {
-	Name        string    `json:"name"`
+	Name        string    `json:"name"` // without .service
 	Description string    `json:"description,omitempty"`
 	State       string    `json:"state"`
 	SubState    string    `json:"sub_state,omitempty"`
@@ -82,15 +86,16 @@ type service struct {
 	LastExit    *lastExit `json:"last_exit,omitempty"`
 }
 
+// lastExit is how a service ended last: with a code or by a signal.
 type lastExit struct {
-	Result string `json:"result"`
+	Result string `json:"result"` // systemd's word: success, exit-code, signal, timeout and others
 	Code   *int64 `json:"code,omitempty"`
 	Signal int64  `json:"signal,omitempty"`
 	AtMS   int64  `json:"at_ms,omitempty"`
 }
 
-// Call answers one page, in the order of the names. The states come from one request to systemd; what
-// takes requests for each service is left out when the time is up.
+// Call answers one page, in the order of names. One request to systemd gets the states of all
+// services. Details take several requests for each service and are left out when the time is up.
 func (s *Services) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([]byte, Stream, error) {
 	in := servicesInput{State: "all", Limit: defaultServices}
 	if err := json.Unmarshal(args, &in); err != nil {
@@ -133,10 +138,10 @@ func (s *Services) Call(ctx context.Context, _ manifest.ToolName, args []byte) (
 	return raw, nil, err
 }
 
-// pageOverheadOfServices is more than a page without services takes, bytes.
+// pageOverheadOfServices is more than the size of a page without services, in bytes.
 const pageOverheadOfServices = 128
 
-// busError is the error of a call that failed before it had anything to answer.
+// busError returns the error of a call that got nothing from systemd.
 func busError(ctx context.Context, message string) error {
 	if ctx.Err() != nil {
 		return manifest.E(manifest.DeadlineExceeded, "systemd does not answer in time")
@@ -144,17 +149,17 @@ func busError(ctx context.Context, message string) error {
 	return manifest.E(manifest.Internal, message)
 }
 
-// serviceStates are the states that the schema has. systemd may have more in later versions.
+// serviceStates are the states of the schema. Later versions of systemd may have more: "other".
 var serviceStates = []string{"active", "reloading", "inactive", "failed", "activating", "deactivating", "maintenance", "refreshing"}
 
-// selectUnits returns the units that the arguments select, in the order of their names. Units that
-// are named by others, but not installed, are not services of the machine.
+// selectUnits returns the units that the arguments select, in the order of their names. It leaves out
+// units that only other units name, and that are not installed.
 func selectUnits(list []dbus.UnitStatus, in *servicesInput) []dbus.UnitStatus {
 	part := strings.ToLower(in.Name)
 	list = slices.DeleteFunc(list, func(u dbus.UnitStatus) bool {
 		state := u.ActiveState
 		if state != "failed" && state != "inactive" {
-			state = "active" // or on its way there or back
+			state = "active" // also activating, deactivating and others between
 		}
 		return (in.State != "all" && state != in.State) ||
 			(u.LoadState == "not-found" && state == "inactive") ||
@@ -164,11 +169,11 @@ func selectUnits(list []dbus.UnitStatus, in *servicesInput) []dbus.UnitStatus {
 	return list
 }
 
-// newService returns what the list of units says.
+// newService returns what the list of units has of a service.
 func newService(u dbus.UnitStatus) service {
-	s := service{Name: cutChars(strings.TrimSuffix(u.Name, ".service"), 256), State: u.ActiveState, SubState: cutChars(u.SubState, 32)}
-	if u.Description != u.Name { // which it is without one
-		s.Description = cutChars(u.Description, maxServiceText)
+	s := service{Name: inspect.Text(strings.TrimSuffix(u.Name, ".service"), maxServiceName), State: u.ActiveState, SubState: inspect.Text(u.SubState, maxServiceWord)}
+	if u.Description != u.Name { // systemd's default
+		s.Description = inspect.Text(u.Description, maxServiceText)
 	}
 	if !slices.Contains(serviceStates, s.State) {
 		s.State = "other"
@@ -176,39 +181,17 @@ func newService(u dbus.UnitStatus) service {
 	return s
 }
 
-// readDetails reads the properties of a service one by one: all at once would be hundreds. A service
-// that is gone, or of an older systemd that lacks one, has less of them; the error is that the time is
-// up, or the connection broken.
-func (s *service) readDetails(ctx context.Context, conn units, unit string) error {
-	number := func(get func(context.Context, string, string) (*dbus.Property, error), property string) int64 {
-		p, err := get(ctx, unit, property)
-		if err != nil {
-			return 0
-		}
-		switch v := p.Value.Value().(type) {
-		case uint64:
-			return int64(min(v, 1<<62))
-		case uint32:
-			return int64(v)
-		case int32:
-			return int64(v)
-		}
-		return 0
-	}
-	text := func(get func(context.Context, string, string) (*dbus.Property, error), property string) string {
-		p, err := get(ctx, unit, property)
-		if err != nil {
-			return ""
-		}
-		v, _ := p.Value.Value().(string)
-		return cutChars(v, 32)
-	}
-	s.SinceMS = serviceTime(number(conn.GetUnitPropertyContext, "StateChangeTimestamp"))
-	s.PID = number(conn.GetServicePropertyContext, "MainPID")
-	s.Restarts = number(conn.GetServicePropertyContext, "NRestarts")
-	s.Enabled = text(conn.GetUnitPropertyContext, "UnitFileState")
-	exit := lastExit{Result: text(conn.GetServicePropertyContext, "Result")}
-	code, status := number(conn.GetServicePropertyContext, "ExecMainCode"), number(conn.GetServicePropertyContext, "ExecMainStatus")
+// readDetails reads the properties of a service one by one: reading all would transfer hundreds. A
+// property stays empty if the service is gone, or systemd is too old to have it. The error is that
+// the time is up, or the connection broken.
+func (s *service) readDetails(ctx context.Context, conn systemd, unit string) error {
+	s.SinceMS = serviceTime(number(conn.GetUnitPropertyContext(ctx, unit, "StateChangeTimestamp")))
+	s.PID = number(conn.GetServicePropertyContext(ctx, unit, "MainPID"))
+	s.Restarts = number(conn.GetServicePropertyContext(ctx, unit, "NRestarts"))
+	s.Enabled = word(conn.GetUnitPropertyContext(ctx, unit, "UnitFileState"))
+	exit := lastExit{Result: word(conn.GetServicePropertyContext(ctx, unit, "Result"))}
+	code := number(conn.GetServicePropertyContext(ctx, unit, "ExecMainCode"))
+	status := number(conn.GetServicePropertyContext(ctx, unit, "ExecMainStatus"))
 	switch code {
 	case exited:
 		exit.Code = &status
@@ -216,42 +199,57 @@ func (s *service) readDetails(ctx context.Context, conn units, unit string) erro
 		exit.Signal = status
 	}
 	if code != 0 {
-		exit.AtMS = serviceTime(number(conn.GetServicePropertyContext, "ExecMainExitTimestamp"))
+		exit.AtMS = serviceTime(number(conn.GetServicePropertyContext(ctx, unit, "ExecMainExitTimestamp")))
 	}
-	if exit.Result != "" && (code != 0 || exit.Result != "success") { // it has ended once
+	if exit.Result != "" && (code != 0 || exit.Result != "success") { // it has ended at least once
 		s.LastExit = &exit
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if exit.Result == "" && s.SinceMS == 0 && s.Enabled == "" { // not one answer
+	if exit.Result == "" && s.SinceMS == 0 && s.Enabled == "" { // no property could be read
 		return errors.New("handlers: systemd does not answer for " + unit)
 	}
 	return nil
 }
 
-// Values of ExecMainCode, those of si_code for SIGCHLD (sigaction(2)).
+// number returns the value of a property; 0 if it could not be read.
+func number(p *dbus.Property, err error) int64 {
+	if err != nil {
+		return 0
+	}
+	switch v := p.Value.Value().(type) {
+	case uint64:
+		return int64(min(v, 1<<62))
+	case uint32:
+		return int64(v)
+	case int32:
+		return int64(v)
+	}
+	return 0
+}
+
+// word returns the text of a property; "" if it could not be read.
+func word(p *dbus.Property, err error) string {
+	if err != nil {
+		return ""
+	}
+	v, _ := p.Value.Value().(string)
+	return inspect.Text(v, maxServiceWord)
+}
+
+// Values of ExecMainCode: those of si_code for SIGCHLD (sigaction(2)).
 const (
 	exited = 1
 	killed = 2
 	dumped = 3
 )
 
-// serviceTime is a time of systemd, in microseconds, in milliseconds; 0 if it is not one.
+// serviceTime converts a time of systemd from microseconds to milliseconds since 1970; 0 if the
+// schema does not admit it.
 func serviceTime(us int64) int64 {
 	if ms := us / 1000; ms > 0 && ms <= 253402300799999 {
 		return ms
 	}
 	return 0
-}
-
-// cutChars returns at most n characters of s, as valid UTF-8.
-func cutChars(s string, n int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	for i := range s {
-		if n--; n < 0 {
-			return s[:i]
-		}
-	}
-	return s
 }

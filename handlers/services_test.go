@@ -80,7 +80,7 @@ func newFakeSystemd() *fakeSystemd {
 // list calls the handler; its answer has to fit the schema.
 func list(t *testing.T, f *fakeSystemd, args string) (page servicesPage, err error) {
 	t.Helper()
-	s := &Services{func(context.Context) (units, error) { return f, nil }}
+	s := &Services{func(context.Context) (systemd, error) { return f, nil }}
 	raw, _, err := s.Call(t.Context(), manifest.ToolName{}, []byte(args))
 	if err != nil {
 		return page, err
@@ -148,7 +148,7 @@ func TestServices(t *testing.T) {
 func TestServicesAreBounded(t *testing.T) {
 	f := &fakeSystemd{}
 	for i := range 1000 {
-		f.list = append(f.list, dbus.UnitStatus{Name: fmt.Sprintf("%0250d.service", i), Description: strings.Repeat("\x01", 500) + "\xff", LoadState: "loaded", ActiveState: "active", SubState: strings.Repeat("é", 100)})
+		f.list = append(f.list, dbus.UnitStatus{Name: fmt.Sprintf("%0250d.service", i), Description: strings.Repeat("<", 500), LoadState: "loaded", ActiveState: "active", SubState: strings.Repeat("é", 100)})
 	}
 	seen := 0
 	for cursor := ""; ; {
