@@ -22,14 +22,15 @@ func newLineReader(r io.Reader) *lineReader {
 	return &lineReader{r: bufio.NewReaderSize(r, 64<<10)}
 }
 
-// next returns the next line without its end; cut: it was longer than maxLine and is its begin. The
-// line is valid until the next call. The error is the reader's; a last line without an end counts.
-func (l *lineReader) next() (line []byte, cut bool, err error) {
+// next returns the next line without its newline, which the last line need not have. isCut reports
+// that the line is longer: the first maxLine bytes are returned. The line is valid until the next
+// call. The error is the reader's.
+func (l *lineReader) next() (line []byte, isCut bool, err error) {
 	l.buf = l.buf[:0]
 	for {
 		part, err := l.r.ReadSlice('\n')
 		if free := maxLine - len(l.buf); len(part) > free {
-			part, cut = part[:free], true
+			part, isCut = part[:free], true
 		}
 		l.buf = append(l.buf, part...)
 		switch {
@@ -38,19 +39,24 @@ func (l *lineReader) next() (line []byte, cut bool, err error) {
 		case err != nil && (len(l.buf) == 0 || !errors.Is(err, io.EOF)):
 			return nil, false, err
 		}
-		return bytes.TrimSuffix(l.buf, []byte("\n")), cut, nil
+		return bytes.TrimSuffix(l.buf, []byte("\n")), isCut, nil
 	}
 }
 
-// entry is what the helper uses of an entry of the journal.
+// entry is an entry of the journal, before redaction.
 type entry struct {
 	Line
 	cursor string
 }
 
-// parseEntry reads an entry in the form of `journalctl -o json`: an object whose values are strings,
-// null, arrays of byte values where a value is not UTF-8, or arrays of those where a field is there
-// several times. Of an object that is cut or damaged it keeps what comes before.
+// parseEntry parses a line of `journalctl -o json`: an object whose values are
+//
+//	"text"                 a field
+//	[104, 105, 255]        a field that is not UTF-8, as bytes
+//	["one", [104, 105]]    a field that the entry has several times
+//	null                   a field that is too large
+//
+// If the object is cut or damaged, parseEntry keeps the fields before that place.
 func parseEntry(line []byte) (e entry) {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(line), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 	fields := map[string]string{}
@@ -78,7 +84,7 @@ func parseEntry(line []byte) (e entry) {
 	e.PID, _ = strconv.Atoi(fields["_PID"])
 	e.PID = max(e.PID, 0)
 	e.Unit = fields["_SYSTEMD_UNIT"]
-	if e.PID == 1 && fields["UNIT"] != "" { // systemd about a unit
+	if e.PID == 1 && fields["UNIT"] != "" { // systemd reports about a unit
 		e.Unit = fields["UNIT"]
 	}
 	e.Unit, _ = cutText(e.Unit, 256)
@@ -94,8 +100,8 @@ func parseEntry(line []byte) (e entry) {
 	return e
 }
 
-// fieldText returns the text of a field. Bytes that are not UTF-8 become U+FFFD; of a field that is
-// there several times, the values are lines.
+// fieldText returns the text of a field, in which U+FFFD replaces what is not UTF-8. If there are
+// several values, each is a line.
 func fieldText(v jsontext.Value) string {
 	switch v.Kind() {
 	case '"':
@@ -131,7 +137,7 @@ func arrayText(v jsontext.Value) string {
 	return strings.Join(texts, "\n")
 }
 
-// partialText returns what a cut field begins with.
+// partialText returns the text of a field whose JSON is cut.
 func partialText(rest []byte) string {
 	rest = bytes.TrimLeft(rest, ": \t")
 	switch {
@@ -141,7 +147,8 @@ func partialText(rest []byte) string {
 		return ""
 	}
 	rest = rest[:min(len(rest), 8*maxMessage)]
-	// The cut may be inside an escape, of which the longest has twelve bytes, or inside a character.
+	// The cut may be inside an escape, such as \ud83d\ude42, or inside a character: drop bytes until
+	// the text is valid.
 	for drop := 0; drop < 12 && drop < len(rest); drop++ {
 		quoted := append(bytes.Clone(rest[:len(rest)-drop]), '"')
 		if text, err := jsontext.AppendUnquote(nil, quoted); err == nil {
@@ -151,7 +158,7 @@ func partialText(rest []byte) string {
 	return ""
 }
 
-// cutText cuts a text to a number of characters, and reports whether it did.
+// cutText shortens a text to maxChars characters, and reports whether it did.
 func cutText(s string, maxChars int) (string, bool) {
 	if len(s) <= maxChars {
 		return s, false
@@ -166,7 +173,8 @@ func cutText(s string, maxChars int) (string, bool) {
 	return s, false
 }
 
-// cutMessage cuts a message to maxMessage characters, and to half of a page as JSON.
+// cutMessage shortens a message to maxMessage characters and to half of a page as JSON, so that a page
+// has room for at least one line. It reports whether it did.
 func cutMessage(s string) (string, bool) {
 	const perChar = 6 // bytes of the longest escape
 	if len(s)*perChar <= MaxPage/2 && len(s) <= maxMessage {

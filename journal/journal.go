@@ -6,10 +6,13 @@
 //
 // systemd starts one helper per connection (agentctl-journal.socket); only the daemon may connect.
 // The helper trusts neither side: it checks the request, runs journalctl without a shell, bounds
-// what it reads, masks what looks like a secret, and kills journalctl when the time is up or
-// the daemon hangs up. A compromised daemon therefore gets no more than pages of redacted lines.
+// what it reads, redacts what looks like a secret, and kills journalctl when the time is up or
+// the daemon closes the connection. A compromised daemon therefore gets no more than pages of
+// redacted lines.
 //
-// A connection carries one request and one answer (package unixrpc).
+// A connection carries one request and one answer (package unixrpc). journal.go has both messages,
+// query.go the daemon's side, serve.go the helper's; entry.go parses what journalctl writes, and
+// redact.go finds secrets.
 package journal
 
 import (
@@ -23,15 +26,15 @@ import (
 // Bounds of a page.
 const (
 	MaxLines   = 200
-	MaxPage    = 32 << 10 // bytes of Page.Lines
-	maxMessage = 8192     // characters of a message
+	MaxPage    = 32 << 10 // of Page.Lines as JSON, bytes
+	maxMessage = 8192     // of a message, characters
 )
 
 // Bounds of the helper.
 const (
-	maxRequest = 4 << 10  // bytes of a request
-	maxAnswer  = 48 << 10 // bytes of an answer: a page and what is around it
-	maxLine    = 256 << 10
+	maxRequest = 4 << 10   // of a request, bytes
+	maxAnswer  = 48 << 10  // of an answer, bytes: a page and its other members
+	maxLine    = 256 << 10 // of a line that journalctl writes, bytes; the rest of it is dropped
 	// MaxTime bounds the work of a helper for one request.
 	MaxTime = 5 * time.Second
 )
@@ -39,13 +42,13 @@ const (
 // Request selects lines of the journal. The zero value of a field selects everything.
 type Request struct {
 	Unit     string `json:"unit,omitempty"`
-	Priority string `json:"priority,omitempty"` // one of priorities: it and more urgent ones
+	Priority string `json:"priority,omitempty"` // one of priorities: lines of it and more urgent ones
 	FromMS   int64  `json:"from_ms,omitempty"`  // milliseconds since 1970
 	ToMS     int64  `json:"to_ms,omitempty"`    // not included
-	Text     string `json:"text,omitempty"`     // part of the message, in either case
+	Text     string `json:"text,omitempty"`     // part of the redacted message, in either case
 	Limit    int    `json:"limit"`              // lines, up to MaxLines
 	Cursor   string `json:"cursor,omitempty"`   // Page.NextCursor of the page before
-	// TimeoutMS is how long the helper may read; it then answers with what it has.
+	// TimeoutMS is how long the helper may read; it then answers with what it has. Required.
 	TimeoutMS int64 `json:"timeout_ms"`
 }
 
@@ -53,15 +56,15 @@ type Request struct {
 type Page struct {
 	Lines      []Line   `json:"lines"`
 	Redacted   int      `json:"redacted,omitempty"`    // secrets that were replaced
-	NextCursor string   `json:"next_cursor,omitempty"` // there may be more lines
+	NextCursor string   `json:"next_cursor,omitempty"` // of the next page; "": there are no more lines
 	Unfinished []string `json:"unfinished,omitempty"`  // "lines": the time was up
 }
 
-// Line is an entry of the journal.
+// Line is an entry of the journal, redacted.
 type Line struct {
 	TSMS     int64  `json:"ts_ms"` // when the journal received it, milliseconds since 1970
 	Unit     string `json:"unit,omitempty"`
-	Source   string `json:"source,omitempty"` // the program
+	Source   string `json:"source,omitempty"` // SYSLOG_IDENTIFIER, or the name of the program
 	PID      int    `json:"pid,omitempty"`
 	Priority string `json:"priority,omitempty"`
 	Message  string `json:"message"`
@@ -71,7 +74,7 @@ type Line struct {
 // Error is a refusal or failure of the helper.
 type Error struct {
 	Code string `json:"code"` // one of the constants below
-	Text string `json:"text"` // our own words, never of the journal
+	Text string `json:"text"` // quotes nothing of the journal or of the request
 }
 
 // Codes of an Error.
@@ -84,9 +87,11 @@ const (
 // Error describes e.
 func (e *Error) Error() string { return "journal helper: " + e.Text }
 
-// priorities are the names of syslog's priorities, by number.
+// priorities are the names of the priorities of syslog(3), by number.
 var priorities = []string{"emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"}
 
+// What journalctl gets as arguments: nothing that its patterns of units, or systemd's cursors, would
+// interpret in another way.
 var (
 	unitForm   = lazyregexp.New(`^[A-Za-z0-9:_.@\\-]{1,256}$`)
 	cursorForm = lazyregexp.New(`^s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};m=[0-9a-f]{1,16};t=[0-9a-f]{1,16};x=[0-9a-f]{1,16}$`)
@@ -117,8 +122,8 @@ func (r *Request) check() error {
 	return nil
 }
 
-// arguments are those of journalctl. Text is not among them: it is compared after redaction, so
-// that nobody can guess a secret by searching for it.
+// arguments returns the arguments of journalctl. Text is not among them: it is compared after
+// redaction, so that nobody can find a secret by searching for it.
 func (r *Request) arguments() []string {
 	args := []string{"--quiet", "--no-pager", "--all", "--reverse", "--output=json",
 		"--output-fields=MESSAGE,PRIORITY,SYSLOG_IDENTIFIER,UNIT,_COMM,_PID,_SYSTEMD_UNIT"}
@@ -135,10 +140,10 @@ func (r *Request) arguments() []string {
 		args = append(args, "--until="+timestamp(r.ToMS*1000-1))
 	}
 	if r.Cursor != "" {
-		args = append(args, "--after-cursor="+r.Cursor) // with --reverse: the older ones
+		args = append(args, "--after-cursor="+r.Cursor) // with --reverse: the older entries
 	}
 	return args
 }
 
-// timestamp is a time in microseconds as systemd.time(7) has it.
+// timestamp writes a time in microseconds since 1970 in the form of systemd.time(7).
 func timestamp(us int64) string { return fmt.Sprintf("@%d.%06d", us/1e6, us%1e6) }

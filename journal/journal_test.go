@@ -50,42 +50,51 @@ func ask(t *testing.T, socket string, r Request) *Page {
 	return p
 }
 
-func TestPages(t *testing.T) {
+func TestPage(t *testing.T) {
 	socket, _ := startHelper(t, "ten")
 	p := ask(t, socket, Request{})
 	if len(p.Lines) != 10 || p.NextCursor != "" || p.Unfinished != nil || p.Redacted != 10 {
-		t.Errorf("all: %+v", p)
+		t.Fatalf("got %+v, want all ten entries, each with one secret", p)
 	}
 	want := Line{TSMS: 1893456000000, Unit: "app.service", Source: "app", PID: 100, Priority: "err", Message: "line 0 password=[redacted]"}
 	if p.Lines[0] != want {
-		t.Errorf("got %+v, want %+v", p.Lines[0], want)
+		t.Errorf("the first line is %+v, want %+v", p.Lines[0], want)
 	}
-	var seen []string
-	for cursor, pages := "", 0; pages == 0 || cursor != ""; pages++ {
+}
+
+// Pages of three lines have each of the ten entries once, newest first.
+func TestNextCursor(t *testing.T) {
+	socket, _ := startHelper(t, "ten")
+	var pages []string
+	for cursor := ""; len(pages) == 0 || cursor != "" && len(pages) < 10; {
 		p := ask(t, socket, Request{Limit: 3, Cursor: cursor})
+		numbers := ""
 		for _, l := range p.Lines {
-			seen = append(seen, strings.Fields(l.Message)[1])
+			numbers += strings.Fields(l.Message)[1]
 		}
-		if cursor = p.NextCursor; pages > 4 {
-			t.Fatal("the pages do not end")
+		pages = append(pages, numbers)
+		cursor = p.NextCursor
+	}
+	if want := []string{"012", "345", "678", "9"}; !slices.Equal(pages, want) {
+		t.Errorf("the pages have entries %q, want %q", pages, want)
+	}
+}
+
+// A search compares redacted messages, so that it does not find secrets.
+func TestSearch(t *testing.T) {
+	socket, _ := startHelper(t, "ten")
+	for text, want := range map[string]int{"LINE 7": 1, "hunter7": 0, "[redacted]": 10} {
+		p := ask(t, socket, Request{Text: text})
+		if len(p.Lines) != want || p.Redacted != want || p.NextCursor != "" {
+			t.Errorf("%q is found in %+v, want %d lines", text, p, want)
 		}
 	}
-	if strings.Join(seen, "") != "0123456789" {
-		t.Errorf("the pages have %q", seen)
-	}
-	if p := ask(t, socket, Request{Text: "LINE 7"}); len(p.Lines) != 1 || p.Lines[0].PID != 107 || p.NextCursor != "" {
-		t.Errorf("by text: %+v", p)
-	}
-	// A search must not find out what was redacted.
-	if p := ask(t, socket, Request{Text: "hunter7"}); len(p.Lines) != 0 || p.Redacted != 0 {
-		t.Errorf("by a secret: %+v", p)
-	}
-	if p := ask(t, socket, Request{Text: "[redacted]"}); len(p.Lines) != 10 {
-		t.Errorf("by the mask: %+v", p)
-	}
-	empty, _ := startHelper(t, "none")
-	if p := ask(t, empty, Request{}); len(p.Lines) != 0 || p.NextCursor != "" {
-		t.Errorf("no entries: %+v", p)
+}
+
+func TestEmptyJournal(t *testing.T) {
+	socket, _ := startHelper(t, "none")
+	if p := ask(t, socket, Request{}); len(p.Lines) != 0 || p.NextCursor != "" {
+		t.Errorf("got %+v, want no line", p)
 	}
 }
 
@@ -250,57 +259,59 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	var e *Error
-	gone, program := startHelper(t, "ten")
+}
+
+func TestWithoutJournalctl(t *testing.T) {
+	socket, program := startHelper(t, "ten")
 	if err := os.Remove(program); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Query(t.Context(), gone, &Request{Limit: 1, TimeoutMS: MaxTime.Milliseconds()}); !errors.As(err, &e) || e.Code != CodeFailed {
-		t.Errorf("without journalctl: %v", err)
+	var e *Error
+	if _, err := Query(t.Context(), socket, &Request{Limit: 1, TimeoutMS: MaxTime.Milliseconds()}); !errors.As(err, &e) || e.Code != CodeFailed {
+		t.Errorf("got %v, want an Error with code %s", err, CodeFailed)
 	}
 }
 
-// TestQueryFails checks the daemon's side without a helper, and with one that is silent.
-func TestQueryFails(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	if _, err := Query(t.Context(), socket, &Request{}); !errors.Is(err, unixrpc.ErrNoHelper) {
-		t.Errorf("no socket: %v", err)
+func TestQueryWithoutHelper(t *testing.T) {
+	if _, err := Query(t.Context(), filepath.Join(t.TempDir(), "s"), &Request{}); !errors.Is(err, unixrpc.ErrNoHelper) {
+		t.Errorf("got %v, want %v", err, unixrpc.ErrNoHelper)
 	}
-	silent, err := net.Listen("unix", socket+"-silent")
+}
+
+// A helper that accepts the connection and never answers costs the caller its deadline.
+func TestQueryOfSilentHelper(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	silent, err := net.Listen("unix", socket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = silent.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := Query(ctx, socket+"-silent", &Request{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a helper that is silent: %v", err)
+	if _, err := Query(ctx, socket, &Request{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
 	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	answers := []struct {
-		text string
-		want func(error) bool
+}
+
+func TestQueryOfBadAnswer(t *testing.T) {
+	tests := []struct {
+		name, answer string
+		want         error // nil: any
 	}{
-		{"", func(err error) bool { return errors.Is(err, unixrpc.ErrNoAnswer) }},
-		{"nonsense", func(err error) bool { return err != nil }},
-		{strings.Repeat(" ", maxAnswer) + "{}", func(err error) bool { return err != nil }},
+		{"nothing", "", unixrpc.ErrNoAnswer},
+		{"not JSON", "nonsense", nil},
+		{"too long", strings.Repeat(" ", maxAnswer) + "{}", nil},
 	}
-	for _, a := range answers {
-		go func() {
-			conn, err := l.Accept()
-			if err != nil {
-				return
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			socket := unixrpctest.Listen(t, func(conn net.Conn) {
+				_, _ = conn.Read(make([]byte, maxRequest))
+				_, _ = conn.Write([]byte(tt.answer))
+				_ = conn.Close()
+			})
+			if page, err := Query(t.Context(), socket, &Request{}); err == nil || tt.want != nil && !errors.Is(err, tt.want) {
+				t.Errorf("got %s, %v, want an error like %v", page, err, tt.want)
 			}
-			_, _ = conn.Read(make([]byte, maxRequest))
-			_, _ = conn.Write([]byte(a.text))
-			_ = conn.Close()
-		}()
-		if page, err := Query(t.Context(), socket, &Request{}); !a.want(err) {
-			t.Errorf("answer %.20q: %s, %v", a.text, page, err)
-		}
+		})
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"agentctl/unixrpc"
 )
 
-// Query asks the helper behind a socket for a page, which it returns as JSON. Its errors are ctx's,
-// unixrpc.ErrNoHelper, unixrpc.ErrNoAnswer, and an *Error of the helper.
+// Query asks the helper behind a socket for a page and returns it as JSON, without validating it. Its
+// errors are ctx's, unixrpc.ErrNoHelper, unixrpc.ErrNoAnswer, and an *Error of the helper.
 func Query(ctx context.Context, socket string, r *Request) ([]byte, error) {
 	answer, err := unixrpc.Call(ctx, socket, r, maxAnswer)
 	if err != nil {
@@ -17,7 +17,7 @@ func Query(ctx context.Context, socket string, r *Request) ([]byte, error) {
 	return parseAnswer(answer)
 }
 
-// parseAnswer returns the page of an answer.
+// parseAnswer returns the page of an answer, or the *Error that the helper sent in its place.
 func parseAnswer(body []byte) ([]byte, error) {
 	var a struct {
 		Error *Error `json:"error"`

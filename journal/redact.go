@@ -9,9 +9,9 @@ import (
 // redacted replaces what looks like a secret.
 const redacted = "[redacted]"
 
-// secretForms are the forms of secrets that redact knows. The only group of each is what is
-// replaced. They err on the side of replacing too much: a reader misses a word of a log line less
-// than an operator misses a password that became public.
+// secretForms are the forms of secrets that redact knows. Each has one group, which is replaced. They
+// replace too much rather than too little: a missing word in a log line costs less than a password
+// that becomes public.
 var secretForms = []*lazyregexp.Regexp{
 	// PEM blocks, also those that the end of the line cuts.
 	lazyregexp.New(`(?s)(-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\z))`),
@@ -45,7 +45,8 @@ var secretForms = []*lazyregexp.Regexp{
 	lazyregexp.New(`^\s*([A-Za-z0-9+/]{16,128}={1,2})\s*$`),
 }
 
-// redact replaces what looks like a secret in a message, and returns how many it replaced.
+// redact replaces what looks like a secret in a message, and returns how many secrets it replaced. The
+// forms are applied one after the other; one that matches a replaced secret again does not count.
 func redact(s string) (clean string, n int) {
 	for _, form := range secretForms {
 		matches := form.FindAllStringSubmatchIndex(s, -1)

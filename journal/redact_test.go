@@ -80,7 +80,7 @@ func FuzzParseEntry(f *testing.F) {
 	f.Add([]byte(testEntry(1, `"x`)))
 	f.Fuzz(func(t *testing.T, line []byte) {
 		e := parseEntry(line)
-		_, _ = e.clean(textFilter{})
+		_, _ = e.redact(textFilter{})
 		if len([]rune(e.Unit)) > 256 || len([]rune(e.Source)) > 64 || len([]rune(e.Message)) > maxMessage || e.PID < 0 || e.TSMS < 0 {
 			t.Errorf("%+v", e)
 		}

@@ -19,11 +19,11 @@ import (
 	"agentctl/unixrpc"
 )
 
-// killDelay is how long a killed journalctl may keep its pipes open.
+// killDelay is how long to wait for the pipes of a journalctl that was killed to close.
 const killDelay = 200 * time.Millisecond
 
-// Serve answers the one request of a connection from the program journalctl, and closes the
-// connection. The error is for the helper's log: the peer gets an Error instead.
+// Serve answers the one request of a connection, with the output of the program journalctl, and closes
+// the connection. The error is for the helper's log: the peer gets an Error instead.
 func Serve(ctx context.Context, conn net.Conn, journalctl string) error {
 	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
 		page, err := answer(ctx, request, journalctl)
@@ -39,7 +39,7 @@ func Serve(ctx context.Context, conn net.Conn, journalctl string) error {
 	})
 }
 
-// answer reads the page that a request selects.
+// answer returns the page that a request asks for.
 func answer(ctx context.Context, request []byte, journalctl string) (*Page, error) {
 	r := new(Request)
 	if strictjson.Unmarshal(request, r) != nil {
@@ -48,12 +48,13 @@ func answer(ctx context.Context, request []byte, journalctl string) (*Page, erro
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	return read(ctx, r, journalctl)
+	return readPage(ctx, r, journalctl)
 }
 
-// read runs journalctl and makes a page of what it writes, until the page is full, the request's time
-// is up or ctx ends.
-func read(ctx context.Context, r *Request, journalctl string) (*Page, error) {
+// readPage runs journalctl and fills a page from its output, until the page is full, the request's
+// time is up or ctx ends. journalctl writes newest entries first and does not end by itself when the
+// page is full: it is killed.
+func readPage(ctx context.Context, r *Request, journalctl string) (*Page, error) {
 	timed, cancel := context.WithTimeout(ctx, time.Duration(r.TimeoutMS)*time.Millisecond)
 	defer cancel()
 	out, in, err := os.Pipe()
@@ -61,11 +62,11 @@ func read(ctx context.Context, r *Request, journalctl string) (*Page, error) {
 		return nil, &Error{CodeFailed, "no pipe"}
 	}
 	defer func() { _ = out.Close() }()
-	complaints := &tail{}
+	stderr := &tail{}
 	cmd := exec.CommandContext(timed, journalctl, r.arguments()...)
 	cmd.Env = []string{"LC_ALL=C", "SYSTEMD_COLORS=0", "PATH="}
-	cmd.Stdout, cmd.Stderr = in, complaints
-	// What it may start goes with it.
+	cmd.Stdout, cmd.Stderr = in, stderr
+	// A process group: killing it also kills processes that journalctl started.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = killDelay
@@ -78,44 +79,45 @@ func read(ctx context.Context, r *Request, journalctl string) (*Page, error) {
 	defer stop()
 	page, more, readErr := fill(newLineReader(out), r)
 	timeUp := timed.Err() != nil
-	cancel() // journalctl may have more to say
+	cancel() // kills journalctl, which may have more entries
 	err = cmd.Wait()
 	switch {
 	case timeUp:
 		page.Unfinished = []string{"lines"}
 	case more:
 	case readErr != nil && !errors.Is(readErr, io.EOF):
-		return nil, errors.Join(&Error{CodeFailed, "what journalctl writes cannot be read"}, readErr)
-	case strings.Contains(complaints.text(), "seek to cursor"):
+		return nil, errors.Join(&Error{CodeFailed, "the output of journalctl cannot be read"}, readErr)
+	case strings.Contains(stderr.text(), "seek to cursor"):
 		return nil, &Error{CodeCursor, "the journal does not have this cursor"}
-	case cmd.ProcessState.ExitCode() > 0: // and not killed: it had ended before
-		return nil, errors.Join(&Error{CodeFailed, "journalctl failed"}, err, errors.New(complaints.text()))
+	case cmd.ProcessState.ExitCode() > 0: // -1 if it was killed
+		return nil, errors.Join(&Error{CodeFailed, "journalctl failed"}, err, errors.New(stderr.text()))
 	default:
 		page.NextCursor = ""
 	}
 	return page, nil
 }
 
-// fill reads entries into a page. more: it is full, and there is at least one more entry. NextCursor
-// is that of the last entry that was looked at. The error is that of the reader.
+// fill reads entries into a page. more reports that the page is full and there is at least one more
+// entry. Page.NextCursor is that of the last entry read, whether the filter let it pass or not, so that
+// the next page continues after it. The error is the reader's.
 func fill(lines *lineReader, r *Request) (p *Page, more bool, err error) {
 	p = &Page{Lines: []Line{}}
 	filter := newTextFilter(r.Text)
 	size := 0
 	for {
-		raw, cut, err := lines.next()
+		raw, isCut, err := lines.next()
 		if err != nil {
 			return p, false, err
 		}
 		e := parseEntry(raw)
 		if e.cursor == "" || len(e.cursor) > 256 {
-			continue // not an entry
+			continue // a line that is not an entry
 		}
 		if len(p.Lines) == r.Limit {
 			return p, true, nil
 		}
-		e.Cut = e.Cut || cut
-		secrets, ok := e.clean(filter)
+		e.Cut = e.Cut || isCut
+		secrets, ok := e.redact(filter)
 		if !ok {
 			p.NextCursor = e.cursor
 			continue
@@ -131,12 +133,13 @@ func fill(lines *lineReader, r *Request) (p *Page, more bool, err error) {
 	}
 }
 
-// clean redacts and cuts the message; false: it does not pass the filter.
-func (e *entry) clean(f textFilter) (secrets int, ok bool) {
+// redact redacts and shortens the message, and returns how many secrets it replaced; ok is false if the
+// message does not pass the filter.
+func (e *entry) redact(f textFilter) (secrets int, ok bool) {
 	if !f.mayPass(e.Message) {
 		return 0, false
 	}
-	// A secret beyond the cut can make no difference, but one across it has to be recognized.
+	// Twice the length that is kept: a secret that the final cut divides must still be recognized.
 	message, cutBefore := cutText(e.Message, 2*maxMessage)
 	message, secrets = redact(message)
 	message, cutAfter := cutMessage(message)
@@ -144,24 +147,25 @@ func (e *entry) clean(f textFilter) (secrets int, ok bool) {
 	return secrets, f.passes(message)
 }
 
-// textFilter selects messages by a text in either case.
+// textFilter selects messages that contain a text, in either case.
 type textFilter struct{ text string }
 
 func newTextFilter(text string) textFilter { return textFilter{strings.ToLower(text)} }
 
-// mayPass is a first check, of a message that is not redacted yet: redaction is slow.
+// mayPass is a first check of a message that is not redacted yet, because redaction is slow. A text
+// that may match only after redaction always passes it.
 func (f textFilter) mayPass(message string) bool {
 	return f.text == "" || strings.Contains(redacted, f.text) || strings.Contains(f.text, redacted) || f.passes(message)
 }
 
+// passes checks a redacted message.
 func (f textFilter) passes(message string) bool {
 	return f.text == "" || strings.Contains(strings.ToLower(message), f.text)
 }
 
-// tail keeps the last part of what is written to it.
+// tail keeps the last maxTail bytes that are written to it.
 type tail struct{ buf []byte }
 
-// maxTail is how much a tail keeps, bytes.
 const maxTail = 512
 
 // Write implements io.Writer.
