@@ -305,7 +305,7 @@ func TestPanicInTheDatabase(t *testing.T) {
 	flush(t, s)
 	err := s.withDB(func(*db) error { panic("boom") })
 	if !errors.Is(err, errCrash) {
-		t.Fatalf("use returned %v, want errFault", err)
+		t.Fatalf("use returned %v, want %v", err, errCrash)
 	}
 	record(s, c, 2)
 	if err := s.Flush(t.Context()); !errors.Is(err, errCrash) || s.Stats().State != "degraded:fault" {

@@ -355,17 +355,19 @@ func (s *Store) lastInBucket(d *db, r *queryReader, from, to int64) (g group, er
 	return g, nil
 }
 
-// firstTimeFrom is the time of the first row from a time on, and after the window when
-// there is none.
+// firstTimeFrom is the time of the first row from a time on, or the first millisecond after the
+// window when there is none. d is nil for memory only.
 func (s *Store) firstTimeFrom(d *db, r *queryReader, from int64) (int64, error) {
 	first := r.to + 1
-	for _, t := range r.tables() {
-		ts, err := d.nthTime(t, from, r.to, 0)
-		if err != nil {
-			return 0, err
-		}
-		if ts != 0 {
-			first = min(first, ts)
+	if d != nil {
+		for _, t := range r.tables() {
+			ts, err := d.nthTime(t, from, r.to, 0)
+			if err != nil {
+				return 0, err
+			}
+			if ts != 0 {
+				first = min(first, ts)
+			}
 		}
 	}
 	s.mu.Lock()

@@ -39,7 +39,7 @@ func (s *Store) fillSeries(ctx context.Context, d *db, r *seriesReader) error {
 		}
 		r.next = upto
 		if isEmpty {
-			if r.next, err = s.firstSeriesTime(d, r, upto); err != nil {
+			if r.next, err = s.firstTimeFrom(d, &r.window, upto); err != nil {
 				return err
 			}
 		}
@@ -51,26 +51,6 @@ func (s *Store) fillSeries(ctx context.Context, d *db, r *seriesReader) error {
 		}
 	}
 	return nil
-}
-
-// firstSeriesTime is the time of the first record from a time on, or the end of the window.
-func (s *Store) firstSeriesTime(d *db, r *seriesReader, from int64) (int64, error) {
-	if from >= r.q.EndMS {
-		return r.q.EndMS, nil
-	}
-	if d != nil {
-		return s.firstTimeFrom(d, &r.window, from)
-	}
-	first := r.q.EndMS
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if unsaved := s.samples.between(from, r.window.to); r.window.wantsSamples && len(unsaved) > 0 {
-		first = unsaved[0].id
-	}
-	if unsaved := s.readings.between(readingsTable.first(from), readingsTable.last(r.window.to)); r.window.wantedCount > 0 && len(unsaved) > 0 {
-		first = min(first, readingTS(unsaved[0].id))
-	}
-	return first, nil
 }
 
 // endStep makes the values of a step.
