@@ -265,7 +265,7 @@ var sensors = []Sensor{
 		Read:    ofPower(func(p *Power) *bool { return p.UnderVoltage }),
 		Record:  Record{ID: 6},
 		Warning: "under-voltage",
-		Metric: Metric{Name: "under_voltage", Max: 1, Noun: "the supply voltage is too low", Good: "the supply voltage is well",
+		Metric: Metric{Name: "under_voltage", Max: 1, Noun: "the supply voltage is too low", Good: "the supply voltage is good",
 			Advice: "use the board's own power supply and a short cable"}},
 	{Module: ModulePower, Key: "power.freq_capped", Form: FormFlag,
 		Read:    ofPower(func(p *Power) *bool { return p.FreqCapped }),

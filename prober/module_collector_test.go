@@ -156,72 +156,104 @@ func TestModulesAreOff(t *testing.T) {
 	})
 }
 
+// modulesAt returns the modules of a sample of each of the seconds 0 to n. Temperature is read each 5 s,
+// which is its default, and power more often than samples are taken; this machine has no wear.
+func modulesAt(t *testing.T, src *fakeModules, n int) []*ModuleReadings {
+	t.Helper()
+	src.read["temperature"], src.read["power"] = warm, powered
+	p, stop := start(t, Options{Source: src, Interval: time.Second, Modules: []string{"temperature", "power", "wear"}})
+	defer stop()
+	if err := p.SetModuleInterval("power", 300*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := record(ctx, p, time.Second)
+	settle(time.Duration(n)*time.Second + time.Millisecond)
+	cancel()
+	synctest.Wait()
+	_, samples := watched.read()
+	if len(samples) != n+1 {
+		t.Fatalf("%d samples, want one for each of the seconds 0 to %d", len(samples), n)
+	}
+	if got, want := states(p), "network off, temperature ok, power ok, wear absent"; got != want {
+		t.Errorf("states are %q, want %q", got, want)
+	}
+	var list []*ModuleReadings
+	for _, s := range samples {
+		list = append(list, s.Modules)
+	}
+	return list
+}
+
+// Each sample has the newest reading of each module, and no module that is off or absent.
 func TestModulesComeWithTheSample(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for second, m := range modulesAt(t, newFakeModules(), 11) {
+			if m == nil || m.Temperature == nil || m.Power == nil || m.Wear != nil || m.Network != nil {
+				t.Errorf("the sample of %d s has %+v, want temperature and power", second, m)
+			}
+		}
+	})
+}
+
+// A reading is a new pointer if the module was read again, and the same one if not.
+func TestPointersShowWhatIsNew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		list := modulesAt(t, newFakeModules(), 11)
+		for second := 1; second < len(list); second++ {
+			isNew := list[second].NewSince(list[second-1])
+			want := SetOf(ModulePower)
+			if second%5 == 0 {
+				want |= SetOf(ModuleTemperature)
+			}
+			if isNew != want {
+				t.Errorf("new at %d s: %v, want %v", second, isNew.Names(), want.Names())
+			}
+		}
+	})
+}
+
+func TestModuleIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := newFakeModules()
+		modulesAt(t, src, 11)
+		if got, want := src.times("temperature"), []time.Duration{0, 5e9, 10e9}; !slices.Equal(got, want) {
+			t.Errorf("temperature is read at %v, want %v", got, want)
+		}
+		if n := len(src.times("power")); n != 12 {
+			t.Errorf("power is read %d times, want with each of 12 samples", n)
+		}
+	})
+}
+
+// SetModules takes effect with the next sample, and opens a reader each time that it enables a module.
+func TestSetModules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := newFakeModules()
 		src.read["temperature"], src.read["power"] = warm, powered
-		p, stop := start(t, Options{Source: src, Interval: time.Second, Modules: []string{"temperature", "power", "wear"}})
-		if err := p.SetModuleInterval("power", 300*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		tp := record(ctx, p, time.Second)
-		settle(11*time.Second + time.Millisecond)
-		cancel()
-		synctest.Wait()
-		_, got := tp.read()
-		if len(got) != 12 {
-			t.Fatalf("%d samples", len(got))
-		}
-		for i, s := range got {
-			if s.Modules == nil || s.Modules.Temperature == nil || s.Modules.Power == nil || s.Modules.Wear != nil || s.Modules.Network != nil {
-				t.Fatalf("sample %d has %+v, want temperature and power from the first on", i, s.Modules)
+		p, stop := start(t, Options{Source: src, Interval: time.Second, Modules: []string{"temperature", "power"}})
+		settle(time.Second)
+		for _, names := range [][]string{{"power"}, {"temperature"}, {}} {
+			if err := p.SetModules(names); err != nil {
+				t.Fatal(err)
 			}
-			if i > 0 {
-				old := got[i-1].Modules
-				if (s.Modules.Power == old.Power) || (s.Modules.Temperature == old.Temperature) != (i%5 != 0) {
-					t.Errorf("sample %d: the pointers do not show which modules are new", i)
-				}
+			settle(time.Second)
+			s, err := p.Latest()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.optional().NewSince(&noReadings).Names(); !slices.Equal(got, names) {
+				t.Errorf("the sample has %q, want %q", got, names)
 			}
 		}
-		if want := []time.Duration{0, 5e9, 10e9}; !slices.Equal(src.times("temperature"), want) {
-			t.Errorf("temperature read at %v, want %v", src.times("temperature"), want)
-		}
-		if n := len(src.times("power")); n != 12 {
-			t.Errorf("power was read %d times, want with each of 12 samples", n)
-		}
-		if got, want := states(p), "network off, temperature ok, power ok, wear absent"; got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-
-		// Off and on again.
-		if err := p.SetModules([]string{"power"}); err != nil {
-			t.Fatal(err)
-		}
 		settle(time.Second)
-		s, err := p.Latest()
-		if err != nil || s.Modules == nil || s.Modules.Temperature != nil || s.Modules.Power == nil {
-			t.Errorf("without temperature: %+v, %v", s.Modules, err)
-		}
-		if err := p.SetModules([]string{"temperature"}); err != nil {
-			t.Fatal(err)
-		}
-		settle(time.Second)
-		if s, err = p.Latest(); err != nil || s.Modules == nil || s.Modules.Temperature == nil || s.Modules.Power != nil {
-			t.Errorf("with temperature only: %+v, %v", s.Modules, err)
-		}
-		if err := p.SetModules(nil); err != nil {
-			t.Fatal(err)
-		}
-		settle(2 * time.Second)
-		if s, err = p.Latest(); err != nil || s.Modules != nil || p.modules.running != 0 {
-			t.Errorf("with none: %+v, %v, %d goroutines", s.Modules, err, p.modules.running)
+		if n := p.modules.running; n != 0 {
+			t.Errorf("%d goroutines run without modules", n)
 		}
 		stop()
-		for _, name := range []string{"temperature", "power", "wear"} {
-			want := map[string]int{"temperature": 2, "power": 1, "wear": 1}[name]
-			if closed := map[string]int{"temperature": 2, "power": 1}[name]; src.opens(name) != want || src.closes(name) != closed {
-				t.Errorf("%s opened %d times, closed %d", name, src.opens(name), src.closes(name))
+		for name, want := range map[string]int{"temperature": 2, "power": 1} {
+			if opened, closed := src.opens(name), src.closes(name); opened != want || closed != want {
+				t.Errorf("%s was opened %d times and closed %d times, want %d", name, opened, closed, want)
 			}
 		}
 	})

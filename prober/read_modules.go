@@ -14,12 +14,12 @@ const networkWindow = 500 * time.Millisecond
 // maxReaders bounds the readers of a module that ReadModules runs at a time.
 const maxReaders = 2
 
-// ReadModules returns readings of the modules in a set: those of the newest sample where the sampler
-// reads a module, and new ones of the others. unfinished are the modules that were not read when ctx
-// ended, or whose reader failed; what is neither in readings nor there, the machine does not have.
+// ReadModules returns readings of the modules in set. It takes them from the newest sample where the
+// sampler reads the module, and reads the others now, concurrently. unfinished are the modules that
+// were not read when ctx ended, or whose reader failed. The machine does not have a module that is
+// neither in readings nor in unfinished.
 //
-// A reader that hangs keeps its goroutine. When maxReaders of a module do, the module is unfinished
-// until one of them returns.
+// A reader that hangs keeps its goroutine. While maxReaders of a module hang, the module is unfinished.
 func (p *Prober) ReadModules(ctx context.Context, set ModuleSet) (readings ModuleReadings, unfinished ModuleSet) {
 	set &= OptionalModules
 	if s, err := p.Latest(); err == nil && s.Modules != nil {
@@ -35,7 +35,7 @@ func (p *Prober) ReadModules(ctx context.Context, set ModuleSet) (readings Modul
 		read   ModuleReadings
 		err    error
 	}
-	results := make(chan result, NumModules) // a reader that comes too late has no receiver
+	results := make(chan result, NumModules) // nobody receives from a reader that is late
 	for m := firstOptional; m < NumModules; m++ {
 		if !set.Has(m) {
 			continue
@@ -47,7 +47,7 @@ func (p *Prober) ReadModules(ctx context.Context, set ModuleSet) (readings Modul
 		}
 		go func() {
 			read, err := readModule(ctx, source, m)
-			p.endReading(m) // first: the caller may ask again at once
+			p.endReading(m) // before the send: the caller may ask again as soon as it has the result
 			results <- result{m, read, err}
 		}()
 	}

@@ -21,7 +21,7 @@ var ErrClock = errors.New("the clock is not set yet (before 2023-11-14)")
 
 // ErrDisk means that a sample is valid except for disk_pct, which is not known. It may be
 // recorded, and is not a frame.
-var ErrDisk = errors.New("the fill of the disk is not known")
+var ErrDisk = errors.New("the disk usage is not known")
 
 // Source is where readings come from: the machine, a mock board, a test.
 //

@@ -176,7 +176,7 @@ func TestEventOnTheWire(t *testing.T) {
 		`{"level":"error","metric":"disk_pct","value":96.1,"threshold":95,"rule_id":"disk-full","message":"disk use is 96.1 %, at least 95 %; free some space: journalctl --vacuum-size=50M, then du -xh / | sort -h | tail","ts":1700000000000}`,
 		`{"level":"info","metric":"disk_pct","value":50,"threshold":95,"rule_id":"disk-full","message":"cleared: disk use is 50 %","ts":1700000001000}`,
 		`{"level":"error","metric":"under_voltage","value":1,"threshold":1,"rule_id":"under-voltage","message":"the supply voltage is too low; use the board's own power supply and a short cable","ts":1700000002000}`,
-		`{"level":"info","metric":"under_voltage","value":0,"threshold":1,"rule_id":"under-voltage","message":"cleared: the supply voltage is well","ts":1700000100000}`,
+		`{"level":"info","metric":"under_voltage","value":0,"threshold":1,"rule_id":"under-voltage","message":"cleared: the supply voltage is good","ts":1700000100000}`,
 	}
 	for i := range max(len(got), len(want)) {
 		if i >= len(got) || i >= len(want) || got[i] != want[i] {
