@@ -39,79 +39,114 @@ func Load(s config.Source) (*config.Config, error) {
 }
 
 // watchConfig reloads the configuration when one of its files changed, or when the caller
-// of New asks for it, and checks for a staged binary, until ctx ends.
-//
-// Files are compared by polling their metadata and not with inotify: it works on every file
-// system, sees a directory that is replaced, and costs a few system calls each three seconds.
-// The same ticker drives the update check, the probe of the state directory, the return of memory and
-// the retry of an identity that could not be saved, so that an idle daemon has one timer for all of it.
+// of New asks for it, and does what else is due now and then (watcher.poll), until ctx ends.
 func (d *Daemon) watchConfig(ctx context.Context) error {
 	ticker := time.NewTicker(configPollInterval)
 	defer ticker.Stop()
-	update := newUpdateCheck(os.Executable, d.build)
-	fingerprint, _, _ := d.filesOnDisk()
-	identitySaved := d.retryIdentity()
-	diskState := d.pollStateDir(statedir.OK)
-	var memory memoryReturner
-	for polls := 0; ; {
+	w := d.newWatcher()
+	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-d.reload:
-			NotifyReloading()
-			fingerprint, _, _ = d.filesOnDisk()
-			status := d.systemdStatus()
-			if d.reloadConfig() != nil { // reloadConfig logs it
-				status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
-			}
-			NotifySystemd("READY=1", "STATUS="+status)
-			d.restartMembership()
-			d.device.wakeLink() // an operator who reloads does not want to wait for the back-off
-			continue
+			w.reload()
 		case <-ticker.C:
+			w.poll()
 		}
-		if d.ownsProcess {
-			memory.poll(d.control.ReleaseBuffer)
-		}
-		// A fault is polled more often: its end shows two polls later, since a poll does not wait.
-		if polls++; polls%diskPolls == 0 || diskState != statedir.OK || d.disk.Status().State != statedir.OK {
-			before := diskState
-			diskState = d.pollStateDir(before)
-			if diskState == statedir.OK && before != statedir.OK { // what could not be read may be sound
-				identitySaved = d.retryIdentity()
-				if d.isUnused(config.SettingsFile) {
-					_ = d.reloadConfig() // logged, and shown by status
-				}
-				if d.membership().err != nil {
-					_ = d.updateMembership() // likewise
-				}
-			}
-		}
-		now, credential, err := d.filesOnDisk()
-		if err != nil {
-			continue // status shows that the disk does not answer
-		}
-		if now != fingerprint {
-			// The fingerprint is from before the reload: a change during it is found by the next poll.
-			fingerprint = now
-			_ = d.reloadConfig() // logged, and shown by status
-			d.device.wakeLink()
-		}
-		if credential != d.membership().file {
-			_ = d.updateMembership() // logged, and shown by status
-		}
-		// The first poll checks for an update, too, so that a staged binary is reported soon after
-		// the start.
-		if polls%updateCheckPolls != 1 {
-			continue
-		}
-		if !identitySaved {
-			identitySaved = d.retryIdentity()
-		}
-		if v := update.newVersion(); v != "" {
-			d.log.Info("a newer version is staged; the next start uses it", zap.String("version", v), zap.String("file", update.path))
-			d.control.PublishUpdateReady("agentctl", v)
-		}
+	}
+}
+
+// watcher is what watchConfig remembers from one poll to the next.
+//
+// It polls the metadata of files instead of using inotify: polling works on every file system, sees a
+// directory that is replaced, and costs a few system calls every three seconds. Everything that a
+// daemon checks now and then shares this ticker, so that an idle daemon has one timer for all of it.
+type watcher struct {
+	*Daemon
+	polls         int
+	fingerprint   string         // of the configuration's files, as they were last loaded
+	identitySaved bool           // nothing is left for retryIdentity
+	diskState     statedir.State // as last logged
+	update        *updateCheck
+	memory        memoryReturner
+}
+
+func (d *Daemon) newWatcher() *watcher {
+	w := &watcher{Daemon: d, update: newUpdateCheck(os.Executable, d.build)}
+	w.fingerprint, _, _ = d.filesOnDisk()
+	w.identitySaved = d.retryIdentity()
+	w.diskState = d.pollStateDir(statedir.OK)
+	return w
+}
+
+// reload reloads the configuration for a person who asked for it.
+func (w *watcher) reload() {
+	NotifyReloading()
+	w.fingerprint, _, _ = w.filesOnDisk()
+	status := w.systemdStatus()
+	if w.reloadConfig() != nil { // reloadConfig logs it
+		status = "the new configuration is invalid, the previous one stays in force; see: agentctl config validate"
+	}
+	NotifySystemd("READY=1", "STATUS="+status)
+	w.restartMembership()
+	w.device.wakeLink() // an operator who reloads does not want to wait for the back-off
+}
+
+// poll looks for changed files, and every now and then for a fault of the disk and a staged binary.
+func (w *watcher) poll() {
+	w.polls++
+	if w.ownsProcess {
+		w.memory.poll(w.control.ReleaseBuffer)
+	}
+	// While there is a fault the disk is polled each time: its end shows two polls later, since a poll
+	// does not wait for the probe that it starts.
+	if w.polls%diskPolls == 0 || w.diskState != statedir.OK || w.disk.Status().State != statedir.OK {
+		w.pollDisk()
+	}
+	fingerprint, credential, err := w.filesOnDisk()
+	if err != nil {
+		return // status shows that the disk does not answer
+	}
+	if fingerprint != w.fingerprint {
+		// The fingerprint is from before the reload: the next poll sees a change during it.
+		w.fingerprint = fingerprint
+		_ = w.reloadConfig() // logged, and shown by status
+		w.device.wakeLink()
+	}
+	if credential != w.membership().file {
+		_ = w.updateMembership() // logged, and shown by status
+	}
+	// Also at the first poll, so that a staged binary is reported soon after the start.
+	if w.polls%updateCheckPolls == 1 {
+		w.checkUpdate()
+	}
+}
+
+// pollDisk probes the disk of the state directory. When a fault has ended, files that could not be read
+// may be intact.
+func (w *watcher) pollDisk() {
+	before := w.diskState
+	w.diskState = w.pollStateDir(before)
+	if before == statedir.OK || w.diskState != statedir.OK {
+		return
+	}
+	w.identitySaved = w.retryIdentity()
+	if w.isUnused(config.SettingsFile) {
+		_ = w.reloadConfig() // logged, and shown by status
+	}
+	if w.membership().err != nil {
+		_ = w.updateMembership() // likewise
+	}
+}
+
+// checkUpdate reports a staged binary, and saves an identity that could not be saved before.
+func (w *watcher) checkUpdate() {
+	if !w.identitySaved {
+		w.identitySaved = w.retryIdentity()
+	}
+	if v := w.update.newVersion(); v != "" {
+		w.log.Info("a newer version is staged; the next start uses it", zap.String("version", v), zap.String("file", w.update.path))
+		w.control.PublishUpdateReady("agentctl", v)
 	}
 }
 

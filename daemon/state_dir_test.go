@@ -25,15 +25,15 @@ import (
 	"agentctl/transport/link"
 )
 
-// stateFiles are whole files of a state directory, by name. The history is a database, whose damage
-// package history tests.
+// stateFiles returns intact files of a state directory by name, and the node id in them. The history is
+// a database, whose damage package history tests.
 func stateFiles(t *testing.T) (files map[string]string, node string) {
 	t.Helper()
-	dir := t.TempDir()
-	if err := config.SaveSettings(filepath.Join(dir, config.SettingsFile), config.Settings{"base_interval_ms": {Value: int64(5000)}, "modules": {Value: []string{"wear"}}}); err != nil {
+	path := filepath.Join(t.TempDir(), config.SettingsFile)
+	if err := config.SaveSettings(path, config.Settings{"base_interval_ms": {Value: int64(5000)}, "modules": {Value: []string{"wear"}}}); err != nil {
 		t.Fatal(err)
 	}
-	settings, err := os.ReadFile(filepath.Join(dir, config.SettingsFile))
+	settings, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,66 +52,107 @@ func stateFiles(t *testing.T) (files map[string]string, node string) {
 	}, node
 }
 
-// TestStateDirDamage: the daemon starts whatever has the place of a file of its state directory,
-// keeps what was there, and says in its status what is wrong.
+// missing is the one of damagesOf after which nothing is left of the file.
+const missing = "missing"
+
+// damagesOf returns what may happen to a file with this text, by name. A cut file ends at the begin of
+// a line or in it.
+func damagesOf(text string) map[string]func(path string) error {
+	replaceBy := func(text string) func(string) error {
+		return func(path string) error { return os.WriteFile(path, []byte(text), 0o600) }
+	}
+	return map[string]func(path string) error{
+		missing:     os.Remove,
+		"directory": func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) },
+		"noise":     replaceBy("\xff\x00\x13{{{: ]"),
+		"empty":     replaceBy(""),
+		"cut early": replaceBy(text[:len(text)/4]),
+		"cut late":  replaceBy(text[:len(text)*3/4]),
+	}
+}
+
+// TestStateDirDamage: whatever happens to one file of the state directory, the daemon starts, keeps
+// what is left of the files, and reports in its status what is wrong.
 func TestStateDirDamage(t *testing.T) {
-	t.Parallel()
 	files, node := stateFiles(t)
-	for name, whole := range files {
-		variants := map[string]func(path string) error{
-			"missing":   os.Remove,
-			"directory": func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) },
-			"noise":     func(path string) error { return os.WriteFile(path, []byte("\xff\x00\x13{{{: ]"), 0o600) },
-		}
-		for n := 0; n < len(whole); n += 64 {
-			variants[fmt.Sprint("cut at ", n)] = func(path string) error { return os.WriteFile(path, []byte(whole[:n]), 0o600) }
-		}
-		for variant, damage := range variants {
-			t.Run(name+" "+variant, func(t *testing.T) {
-				dir, err := os.MkdirTemp("", "ac")
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = os.RemoveAll(dir) })
-				state := filepath.Join(dir, "s")
-				if err := os.Mkdir(state, 0o700); err != nil {
-					t.Fatal(err)
-				}
-				for name, text := range files {
-					writeFile(t, filepath.Join(state, name), text)
-				}
-				path := filepath.Join(state, name)
-				if err := damage(path); err != nil {
+	for name, text := range files {
+		for damage, apply := range damagesOf(text) {
+			t.Run(name+" "+damage, func(t *testing.T) {
+				dir, state := newStateDir(t, files)
+				if err := apply(filepath.Join(state, name)); err != nil {
 					t.Fatal(err)
 				}
 				before := contentsOf(t, state)
+
 				s := startDaemon(t, dir, state).status()
+				switch name {
+				case enroll.FileName, config.SettingsFile:
+					wantSetAside(t, state, name, s.StateDir.SetAside, damage != missing)
+				case enroll.CredentialFile:
+					wantJoinState(t, s, map[bool]string{true: JoinLost, false: JoinDamaged}[damage == missing])
+				}
+				// Without the credential the board does not know its node any more.
 				if s.NodeID == "" || s.NodeID != node && name != enroll.CredentialFile {
-					t.Errorf("the board is %s, want %s", s.NodeID, node)
+					t.Errorf("the board is node %q, want %s", s.NodeID, node)
 				}
-				aside, err := atomicfile.Aside(state)
-				if err != nil {
-					t.Fatal(err)
-				}
-				isReported := slices.ContainsFunc(s.StateDir.SetAside, func(f SetAsideFile) bool {
-					return f.File == name && f.Problem != "" && strings.HasPrefix(f.Aside, name)
-				})
-				switch isDamaged := variant != "missing"; {
-				case name == enroll.FileName || name == config.SettingsFile:
-					if isReported != isDamaged || (len(aside) > 0) != isDamaged {
-						t.Errorf("status %+v, set aside %q", s.StateDir, aside)
-					}
-				case name == enroll.CredentialFile:
-					if s.Join == nil || !strings.Contains(s.Join.Hint, "agentctl invite") || s.Join.State != map[bool]string{true: JoinDamaged, false: JoinLost}[isDamaged] {
-						t.Errorf("join %+v", s.Join)
-					}
-				}
-				for name, text := range before { // what was there is still there, under this name or another
-					if name != "daemon.lock" && name != ".disk-probe" && !slices.Contains(mapValues(contentsOf(t, state)), text) {
-						t.Errorf("the content of %s is gone: %q", name, text)
-					}
-				}
+				wantKept(t, state, before)
 			})
+		}
+	}
+}
+
+// newStateDir makes a state directory with these files, in a directory with a path short enough for
+// the daemon's socket.
+func newStateDir(t *testing.T, files map[string]string) (dir, state string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ac")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	state = filepath.Join(dir, "s")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		writeFile(t, filepath.Join(state, name), text)
+	}
+	return dir, state
+}
+
+// wantSetAside checks whether the file of that name was set aside, and that the status says so.
+func wantSetAside(t *testing.T, state, name string, reported []SetAsideFile, want bool) {
+	t.Helper()
+	aside, err := atomicfile.Aside(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	isReported := slices.ContainsFunc(reported, func(f SetAsideFile) bool {
+		return f.File == name && f.Problem != "" && strings.HasPrefix(f.Aside, name)
+	})
+	if isReported != want || (len(aside) > 0) != want {
+		t.Errorf("set aside %q, status %+v, want a file that is set aside and reported: %v", aside, reported, want)
+	}
+}
+
+// wantJoinState checks the state of a membership that needs a new invite.
+func wantJoinState(t *testing.T, s *Status, want string) {
+	t.Helper()
+	if s.Join == nil || s.Join.State != want || !strings.Contains(s.Join.Hint, "agentctl invite") {
+		t.Errorf("join is %+v, want %s and a hint about a new invite", s.Join, want)
+	}
+}
+
+// wantKept checks that all contents are still in the state directory, under their name or another. The
+// daemon writes the lock and the probe anew.
+func wantKept(t *testing.T, state string, before map[string]string) {
+	t.Helper()
+	delete(before, "daemon.lock")
+	delete(before, ".disk-probe")
+	after := slices.Collect(maps.Values(contentsOf(t, state)))
+	for name, text := range before {
+		if !slices.Contains(after, text) {
+			t.Errorf("the content of %s is gone: %q", name, text)
 		}
 	}
 }
@@ -182,8 +223,6 @@ func contentsOf(t *testing.T, dir string) map[string]string {
 	return contents
 }
 
-func mapValues(m map[string]string) []string { return slices.Collect(maps.Values(m)) }
-
 func linkReady(node string) link.AuthOK { return link.AuthOK{NodeID: node, TenantID: "default"} }
 
 // canceled returns a context that has ended.
@@ -198,15 +237,7 @@ func TestOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	dir, err := os.MkdirTemp("", "ac")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	state := filepath.Join(dir, "s")
-	if err := os.Mkdir(state, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	dir, state := newStateDir(t, nil)
 	if err := os.Chown(state, 65534, 65534); err != nil {
 		t.Skip(err)
 	}
@@ -218,7 +249,7 @@ func TestOwner(t *testing.T) {
 		t.Fatal(err)
 	}
 	var names []string
-	err = filepath.WalkDir(state, func(path string, e os.DirEntry, err error) error {
+	err := filepath.WalkDir(state, func(path string, e os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

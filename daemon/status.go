@@ -13,7 +13,7 @@ import (
 	"agentctl/transport/link"
 )
 
-// Status is the answer to get_status on the control socket (docs/control.md), which
+// Status is the answer to status on the control socket (docs/control.md), which
 // `agentctl status -o json` prints.
 //
 // Its JSON is read by scripts: fields are added, and neither renamed nor removed. Times with MS
