@@ -281,8 +281,8 @@ func shown(n *yaml.Node) string {
 }
 
 // text reads a string. YAML reads an unquoted 5 or true as another type; the error then
-// suggests quotes. right says what to write.
-func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
+// suggests quotes. expected says what to write.
+func (p *fileParser) text(n *yaml.Node, key, expected string) (string, bool) {
 	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
 		return n.Value, true
 	}
@@ -290,7 +290,7 @@ func (p *fileParser) text(n *yaml.Node, key, right string) (string, bool) {
 	if n.Kind == yaml.ScalarNode && n.Tag != "!!null" {
 		quotes = " in quotes"
 	}
-	p.fail(n, key, "%s is not text; write %s%s", shown(n), right, quotes)
+	p.fail(n, key, "%s is not text; write %s%s", shown(n), expected, quotes)
 	return "", false
 }
 
@@ -317,17 +317,17 @@ func (p *fileParser) whole(n *yaml.Node, k *Key) (int64, bool) {
 // duration reads a string with units, or the number 0.
 //
 // A number without a unit is refused except 0, because the keys in milliseconds beside it
-// would make every guess wrong half of the time. right says what to write.
-func (p *fileParser) duration(n *yaml.Node, key, right string) (time.Duration, bool) {
+// would make every guess wrong half of the time. expected says what to write.
+func (p *fileParser) duration(n *yaml.Node, key, expected string) (time.Duration, bool) {
 	if n.Kind == yaml.ScalarNode && (n.Tag == "!!str" || n.Tag == "!!int") {
 		d, err := duration.Parse(n.Value)
 		if err == nil {
 			return d, true
 		}
-		p.fail(n, key, "%v; write %s", err, right)
+		p.fail(n, key, "%v; write %s", err, expected)
 		return 0, false
 	}
-	p.fail(n, key, "%s is not a duration; write %s", shown(n), right)
+	p.fail(n, key, "%s is not a duration; write %s", shown(n), expected)
 	return 0, false
 }
 
@@ -388,7 +388,7 @@ func (p *fileParser) rule(n *yaml.Node, name string) alert.Rule {
 	p.pairs(n, name, ruleKeys, func(key string, v *yaml.Node) {
 		given[key] = true
 		full := name + "." + key
-		text := func(right string) string { s, _ := p.text(v, full, right); return s }
+		text := func(expected string) string { s, _ := p.text(v, full, expected); return s }
 		number := func() float64 {
 			f, ok := p.number(v)
 			if !ok {

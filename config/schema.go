@@ -130,14 +130,14 @@ func ruleSchema() object {
 	return object{"type": "object", "additionalProperties": false,
 		"required": []string{"id", "metric", "op", "threshold", "level"},
 		"properties": object{
-			"id":         object{"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$", "description": "Name of the rule; no two alike."},
+			"id":         object{"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]{0,63}$", "description": "Name of the rule, unique among the rules."},
 			"metric":     text("The figure to watch.", slices.Concat(alert.MetricNames(), alert.OtherMetricNames())...),
 			"op":         text("How it is compared.", string(alert.Above), string(alert.AtLeast), string(alert.Below), string(alert.AtMost)),
 			"threshold":  object{"type": "number", "description": "In the metric's unit; flags are 0 and 1."},
-			"hysteresis": object{"type": "number", "minimum": 0, "description": "How far back past the threshold clears it. Default 0."},
-			"for":        durationSchema("How long it must hold, up to 24h. Default: at once."),
-			"clear_for":  durationSchema("How long it must be well, up to 24h. Default: for."),
-			"level":      text("How bad it is.", string(alert.Info), string(alert.Warn), string(alert.Error)),
+			"hysteresis": object{"type": "number", "minimum": 0, "description": "How far back past the threshold the value must return to clear the alert. Default 0."},
+			"for":        durationSchema("How long the condition must hold before the alert is raised, up to 24h. Default: at once."),
+			"clear_for":  durationSchema("How long the value must have returned before the alert is cleared, up to 24h. Default: for."),
+			"level":      text("How severe the alert is.", string(alert.Info), string(alert.Warn), string(alert.Error)),
 		}}
 }
 
