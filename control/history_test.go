@@ -130,53 +130,83 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// TestHistoryFails checks that a history which fails before its first row is replaced by a
-// snapshot, and that one which fails later is an error, not a partial answer.
-func TestHistoryFails(t *testing.T) {
-	down := errors.New("the card is gone")
-	h := &historyFunc{query: func(ctx context.Context, call int, q HistoryQuery, fn func(HistoryRow) error) error {
-		switch q.FromMS {
-		case 1:
-			return errors.Join(fn(rowAt(1)), down)
-		case 2:
-			<-ctx.Done()
-			return ctx.Err()
-		case 3:
-			panic("a bug")
-		case 4:
-			sample := prober.Sample{CPUPct: nan()}
-			return errors.Join(fn(HistoryRow{TS: 1, Sample: &sample}), fn(HistoryRow{TS: 2, Readings: []prober.Reading{readingOf("wear.used_pct", nan()), readingOf("wear.pre_eol", 7)}}), fn(rowAt(3)))
-		}
-		return down
+// historyOf is a History that answers each query in the same way.
+func historyOf(query func(ctx context.Context, fn func(HistoryRow) error) error) History {
+	return &historyFunc{query: func(ctx context.Context, _ int, _ HistoryQuery, fn func(HistoryRow) error) error {
+		return query(ctx, fn)
 	}}
-	inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
-		p := r.peer().hello("")
-		if items := p.ok("query_history", `{"from_ts":0,"to_ts":0}`)["items"].([]any); len(items) != 1 || items[0].(map[string]any)["ts"] != float64(time.Now().UnixMilli()) {
-			t.Errorf("without its history the daemon says %v", items)
-		}
-		if m := p.call("query_history", `{"from_ts":1,"to_ts":0}`); m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "card is gone") {
-			t.Errorf("a history that breaks off gives %v", m)
-		}
-		began := time.Now()
-		if m := p.call("query_history", `{"from_ts":2,"to_ts":0}`); m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), "step_ms") || time.Since(began) != queryTimeout {
-			t.Errorf("a history that takes for ever gives %v after %v", m, time.Since(began))
-		}
-		if m := p.call("query_history", `{"from_ts":3,"to_ts":0}`); m.code() != CodeInternal {
-			t.Errorf("a history that panics gives %v", m)
-		}
-		if items := p.ok("query_history", `{"from_ts":4,"to_ts":0,"modules":["cpu","wear"]}`)["items"].([]any); len(items) != 1 || items[0].(map[string]any)["ts"] != 3.0 {
-			t.Errorf("of what is no number came %v", items)
-		}
-		r.source.setFail(errors.New("proc is gone"))
-		time.Sleep(5 * time.Second)
-		if m := p.call("query_history", `{"from_ts":0,"to_ts":0}`); m.code() != CodeInternal {
-			t.Errorf("with neither history nor machine: %v", m)
-		}
-	})
-	inBubble(t, Options{}, func(t *testing.T, r *rig) {
-		p := r.peer().hello("")
-		if items := p.ok("query_history", `{"from_ts":0,"to_ts":0,"modules":["disk"]}`)["items"].([]any); fmt.Sprint(keys(items[0].(map[string]any))) != "[disk ts]" {
-			t.Errorf("a daemon without a history says %v", items)
+}
+
+// errCardGone is the error of a disk that was removed.
+var errCardGone = errors.New("the card is gone")
+
+// A history that fails after its first row is an error, not a partial answer.
+func TestHistoryFails(t *testing.T) {
+	tests := []struct {
+		name  string
+		query func(ctx context.Context, fn func(HistoryRow) error) error
+		text  string        // in the error
+		takes time.Duration // of the bubble's time
+	}{
+		{"breaks off", func(_ context.Context, fn func(HistoryRow) error) error {
+			return errors.Join(fn(rowAt(1)), errCardGone)
+		}, "card is gone", 0},
+		{"panics", func(context.Context, func(HistoryRow) error) error { panic("a bug") }, "a bug in the daemon", 0},
+		{"takes too long", func(ctx context.Context, _ func(HistoryRow) error) error { <-ctx.Done(); return ctx.Err() }, "step_ms", queryTimeout},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, Options{History: historyOf(tt.query)}, func(t *testing.T, r *rig) {
+				begin := time.Now()
+				m := r.peer().hello("").call("query_history", `{"from_ts":0,"to_ts":0}`)
+				if m.code() != CodeInternal || !strings.Contains(fmt.Sprint(m), tt.text) {
+					t.Errorf("got %v, want an internal error with %q", m, tt.text)
+				}
+				if took := time.Since(begin); took != tt.takes {
+					t.Errorf("it took %v, want %v", took, tt.takes)
+				}
+			})
+		})
+	}
+}
+
+// Without a row, the answer is a snapshot; without a snapshot, it is an error.
+func TestHistoryFallsBackToSnapshot(t *testing.T) {
+	fails := historyOf(func(context.Context, func(HistoryRow) error) error { return errCardGone })
+	for name, history := range map[string]History{"history fails": fails, "no history": nil} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, Options{History: history}, func(t *testing.T, r *rig) {
+				p := r.peer().hello("")
+				items, _ := p.ok("query_history", `{"from_ts":0,"to_ts":0,"modules":["disk"]}`)["items"].([]any)
+				if len(items) != 1 {
+					t.Fatalf("got %v, want one item", items)
+				}
+				item := items[0].(map[string]any)
+				if item["ts"] != float64(time.Now().UnixMilli()) || fmt.Sprint(keys(item)) != "[disk ts]" {
+					t.Errorf("got %v, want the disk now", item)
+				}
+				r.source.setFail(errors.New("proc is gone"))
+				time.Sleep(5 * time.Second) // the newest sample is too old then
+				if m := p.call("query_history", `{"from_ts":0,"to_ts":0}`); m.code() != CodeInternal {
+					t.Errorf("got %v without a snapshot, want an internal error", m)
+				}
+			})
+		})
+	}
+}
+
+// Values that JSON does not have, and states that the catalogue does not have, are left out. So are
+// rows of nothing else.
+func TestHistoryLeavesOutWhatIsNoNumber(t *testing.T) {
+	recorded := tape{
+		{TS: 1, Sample: &prober.Sample{CPUPct: nan()}},
+		{TS: 2, Readings: []prober.Reading{readingOf("wear.used_pct", nan()), readingOf("wear.pre_eol", 7)}},
+		rowAt(3),
+	}
+	inBubble(t, Options{History: recorded}, func(t *testing.T, r *rig) {
+		items, _ := r.peer().hello("").ok("query_history", `{"from_ts":0,"to_ts":0,"modules":["cpu","wear"]}`)["items"].([]any)
+		if len(items) != 1 || items[0].(map[string]any)["ts"] != 3.0 {
+			t.Errorf("got %v, want the item of 3 ms", items)
 		}
 	})
 }

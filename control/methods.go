@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"go.uber.org/zap"
@@ -169,7 +170,7 @@ func (s *Server) addBurst(every, ttl time.Duration) error {
 	defer s.mu.Unlock()
 	s.sampling.plan(0, now) // removes bursts that have ended
 	if len(s.sampling.bursts) >= maxBursts {
-		return newError(CodeRateLimited, "8 bursts are running: wait for one to end")
+		return newError(CodeRateLimited, fmt.Sprintf("%d bursts are running: wait for one to end", maxBursts))
 	}
 	s.sampling.bursts = append(s.sampling.bursts, burst{every, now.Add(ttl)})
 	s.replanLocked()
