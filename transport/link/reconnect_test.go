@@ -120,6 +120,37 @@ func TestRunWaits(t *testing.T) {
 	})
 }
 
+// TestOnReadyComesFirst: what OnReady stores is there when the state becomes StateReady.
+func TestOnReadyComesFirst(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		dialled, during := make(chan Conn, 1), make(chan State, 1)
+		var c *Client
+		c = NewClient(ClientOptions{
+			Dial:    func(context.Context) (Conn, error) { dev, rel := Pipe(); dialled <- rel; return dev, nil },
+			Token:   func() (string, error) { return "good", nil },
+			Handler: &testHandler{},
+			OnReady: func(AuthOK) { during <- c.Status().State },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Run(ctx) }()
+		p := &peer{t, <-dialled}
+		p.sendAs(TypeHello, "", Hello{Protocol: Protocol})
+		p.sendAs(TypeAuthOK, "", testAuthOK())
+		p.sendAs(TypeAnnounceAck, "", AnnounceAck{})
+		go p.readUntilClose()
+		if s := <-during; s != StateConnecting {
+			t.Errorf("the state during OnReady is %s, want %s", s, StateConnecting)
+		}
+		synctest.Wait()
+		if s := c.Status().State; s != StateReady {
+			t.Errorf("the state after OnReady is %s, want %s", s, StateReady)
+		}
+		cancel()
+		<-done
+	})
+}
+
 // TestRelayDoesNotRead: the client drops a relay that has stopped reading after 10 s, even
 // while the device's reader waits for space in the send queue.
 func TestRelayDoesNotRead(t *testing.T) {

@@ -263,72 +263,95 @@ func plainAndTLS(t *testing.T, fn func(t *testing.T, secure bool)) {
 // isIdle reports whether no goroutine reads a polled link.
 func isIdle(s *Session) bool { return s.readerState.Load()&(polled|reading) == polled }
 
-// TestIdleLinkHasNoGoroutine: a silent link has no goroutine, and input in chunks of any
-// size is read.
+// write sends bytes to the relay as they are.
+func (l *startedLink) write(t *testing.T, b []byte) {
+	t.Helper()
+	if _, err := l.conn.Write(b); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// close ends the link from the relay's side, and checks that the device gets the reason.
+func (l *startedLink) close(t *testing.T) {
+	t.Helper()
+	l.s.Close(CloseDraining, "draining")
+	if op, p := readFrame(t, l.conn); op != opClose || string(p[2:]) != "draining" {
+		t.Errorf("the device got opcode %d %q, want a close frame with the reason", op, p)
+	}
+	_ = l.tcp.Close()
+	if err := <-l.owner.closedWith; CloseCode(err) != CloseDraining {
+		t.Errorf("OnClosed got %v, want %d", err, CloseDraining)
+	}
+}
+
+// TestIdleLinkHasNoGoroutine: 20 more links need no goroutine more once they are silent.
 func TestIdleLinkHasNoGoroutine(t *testing.T) {
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
 		var links []*startedLink
-		for range 20 {
+		for range 5 { // until what is made once has been made
 			links = append(links, open())
 		}
 		for _, l := range links {
 			waitFor(t, func() bool { return isIdle(l.s) })
 		}
 		before := runtime.NumGoroutine()
-		for range 30 {
+		for range 20 {
 			links = append(links, open())
 		}
-		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
-		l := links[7]
+		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 }) // 5: of the HTTP server, for a moment
+		for _, l := range links {
+			l.close(t)
+		}
+	})
+}
+
+// TestPolledLinkReadsPieces: a message is read whether it arrives byte by byte or with 39 others at once,
+// and the link is idle again afterwards.
+func TestPolledLinkReadsPieces(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
+		l := startLinks(t, secure)()
 		id := NewID()
 		ack := maskedFrame(0x81, string(Encode(TypeCmdAck, NewID(), id, CmdAck{OK: true, Result: []byte(`{"x":1}`)})))
-		for round := range 3 {
-			for _, b := range ack { // byte by byte
-				if _, err := l.conn.Write([]byte{b}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == round+1 && isIdle(l.s) })
+		for _, b := range ack {
+			l.write(t, []byte{b})
 		}
-		if _, err := l.conn.Write(slices.Repeat(ack, 40)); err != nil {
-			t.Fatal(err)
-		}
-		waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == 43 && isIdle(l.s) })
-		waitFor(t, func() bool { return runtime.NumGoroutine() <= before+5 })
-		// Pings work in both directions, also after the deadline of an earlier write has passed.
+		waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == 1 && isIdle(l.s) })
+		l.write(t, slices.Repeat(ack, 40))
+		waitFor(t, func() bool { return strings.Count(l.owner.all(), id) == 41 && isIdle(l.s) })
+		l.close(t)
+	})
+}
+
+// TestPolledLinkPings: the relay pings although the deadline of an earlier write has passed.
+func TestPolledLinkPings(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
+		l := startLinks(t, secure)()
 		for range 2 {
 			_ = l.s.conn.(*relayConn).conn.SetWriteDeadline(time.Now().Add(-time.Second))
 			for range 2 {
 				l.s.CheckLiveness()
 				if op, _ := readFrame(t, l.conn); op != opPing {
-					t.Fatalf("CheckLiveness wrote opcode %d", op)
+					t.Fatalf("CheckLiveness wrote opcode %d, want a ping", op)
 				}
 			}
 		}
-		lastRead := l.s.lastReadAt.Load()
-		if _, err := l.conn.Write(maskedFrame(0x80|opPong, "")); err != nil {
-			t.Fatal(err)
-		}
-		waitFor(t, func() bool { return l.s.lastReadAt.Load() > lastRead })
-		if _, err := l.conn.Write(maskedFrame(0x80|opPing, "are you there")); err != nil {
-			t.Fatal(err)
-		}
+		l.close(t)
+	})
+}
+
+// TestPolledLinkAnswersPings: a ping gets its pong, and a pong shows that the device is alive.
+func TestPolledLinkAnswersPings(t *testing.T) {
+	plainAndTLS(t, func(t *testing.T, secure bool) {
+		l := startLinks(t, secure)()
+		l.write(t, maskedFrame(0x80|opPing, "are you there"))
 		if op, p := readFrame(t, l.conn); op != opPong || string(p) != "are you there" {
-			t.Errorf("a ping is answered with %d %q", op, p)
+			t.Errorf("a ping is answered with opcode %d %q, want a pong with the same payload", op, p)
 		}
-		for _, l := range links {
-			l.s.Close(CloseDraining, "draining")
-		}
-		for _, l := range links {
-			if op, p := readFrame(t, l.conn); op != opClose || string(p[2:]) != "draining" {
-				t.Errorf("got %d %q", op, p)
-			}
-			_ = l.tcp.Close()
-			if err := <-l.owner.closedWith; CloseCode(err) != CloseDraining {
-				t.Errorf("closed with %v", err)
-			}
-		}
+		lastRead := l.s.lastReadAt.Load()
+		l.write(t, maskedFrame(0x80|opPong, ""))
+		waitFor(t, func() bool { return l.s.lastReadAt.Load() > lastRead })
+		l.close(t)
 	})
 }
 

@@ -58,64 +58,85 @@ func dial(t *testing.T, url string, tc *tls.Config) *deviceConn {
 	return c.(*deviceConn)
 }
 
+// socketPair is a relay on 127.0.0.1 and a device that is linked to it.
+type socketPair struct {
+	*recorder            // what the device sent
+	session   *Session   // the relay's end
+	ended     chan error // gets the result of Session.Run
+	stop      func()     // ends the device
+}
+
+// startSocketPair returns when the link is ready.
+func startSocketPair(t *testing.T, secure bool, h Handler) *socketPair {
+	t.Helper()
+	p := &socketPair{recorder: &recorder{known: true}, ended: make(chan error, 1)}
+	sessions, ready := make(chan *Session, 1), make(chan AuthOK, 1)
+	srv, roots := socketServer(t, secure, func(c Conn) {
+		wantUserTimeout(t, "relay", c)
+		s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		p.OnAnnounce(m)
+		sessions <- s
+		p.ended <- s.Run(t.Context(), p.recorder)
+	})
+	client := NewClient(ClientOptions{
+		Dial: func(ctx context.Context) (Conn, error) {
+			c, err := Dial(ctx, srv.URL, DialOptions{TLS: roots})
+			if err == nil {
+				wantUserTimeout(t, "device", c)
+			}
+			return c, err
+		},
+		Token:      func() (string, error) { return "good", nil },
+		InstanceID: testInstance,
+		OnReady:    func(ok AuthOK) { ready <- ok },
+		Handler:    h,
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- client.Run(ctx) }()
+	p.stop = func() { cancel(); <-done }
+	<-ready
+	p.session = <-sessions
+	return p
+}
+
+// wantUserTimeout checks that the kernel ends the connection when its peer is dead.
+func wantUserTimeout(t *testing.T, end string, c Conn) {
+	if !hasUserTimeout(c) {
+		t.Errorf("TCP_USER_TIMEOUT is not set on the side of the %s", end)
+	}
+}
+
+// echoAndTicks answers system.echo with its arguments, and a subscription with a frame at once.
+func echoAndTicks(ctx context.Context, n manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
+	if n.Verb == manifest.VerbSubscribe {
+		return ticks(time.Hour)(ctx, n, args)
+	}
+	return args, nil, nil
+}
+
 // TestSocketLink runs a link over TCP and over TLS: handshake, command, stream, cancel, end.
 func TestSocketLink(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
-			h := &recorder{known: true}
-			sessions, ended := make(chan *Session, 1), make(chan error, 1)
-			srv, roots := socketServer(t, secure, func(c Conn) {
-				if !hasUserTimeout(c) {
-					t.Error("TCP_USER_TIMEOUT is not set on the relay's side")
-				}
-				s, m, err := Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				h.OnAnnounce(m)
-				sessions <- s
-				ended <- s.Run(t.Context(), h)
-			})
-			ready := make(chan AuthOK, 1)
-			var c *Client
-			c = NewClient(ClientOptions{
-				Dial: func(ctx context.Context) (Conn, error) {
-					c, err := Dial(ctx, srv.URL, DialOptions{TLS: roots})
-					if err == nil && !hasUserTimeout(c) {
-						t.Error("TCP_USER_TIMEOUT is not set on the device's side")
-					}
-					return c, err
-				},
-				Token: func() (string, error) { return "good", nil }, InstanceID: testInstance,
-				OnReady: func(ok AuthOK) {
-					if c.Status().State == StateReady {
-						t.Error("ready before OnReady")
-					}
-					ready <- ok
-				},
-				Handler: &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: func(ctx context.Context, n manifest.ToolName, args []byte) ([]byte, StreamFunc, error) {
-					if n.Verb == manifest.VerbSubscribe {
-						return ticks(time.Hour)(ctx, n, args)
-					}
-					return []byte(strings.Repeat(" ", 5000) + string(args)), nil, nil // fragments
-				}},
-			})
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- c.Run(ctx) }()
-			<-ready
-			s := <-sessions
+			p := startSocketPair(t, secure, &testHandler{caps: []manifest.Capability{manifest.Echo(), manifest.Metrics()}, call: echoAndTicks})
 			cmd, sub := NewID(), NewID()
-			_ = s.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+strings.Repeat("x", 5000)+`"}`), 0, "", Expiry{}))
-			_ = s.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, "", Expiry{}))
-			waitFor(t, func() bool { return strings.Contains(h.all(), "metered") && strings.Contains(h.all(), cmd) })
-			_ = s.Send(Encode(TypeCmdCancel, NewID(), sub, nil))
-			waitFor(t, func() bool { return strings.Contains(h.all(), "ended cancelled") })
-			cancel()
-			<-done
-			if err := <-ended; CloseCode(err) != CloseNormal {
-				t.Errorf("the session ended with %v", err)
+			long := strings.Repeat("x", 10_000) // more than one fragment of the WebSocket library
+			_ = p.session.Send(AppendCmd(nil, cmd, echoTool, []byte(`{"message":"`+long+`"}`), 0, "", Expiry{}))
+			waitFor(t, func() bool { return strings.Contains(p.all(), "acked "+cmd+" true") && strings.Contains(p.all(), long) })
+
+			_ = p.session.Send(AppendCmd(nil, sub, testSub, []byte(`{}`), 0, "", Expiry{}))
+			waitFor(t, func() bool { return strings.Contains(p.all(), "metered") })
+			_ = p.session.Send(Encode(TypeCmdCancel, NewID(), sub, nil))
+			waitFor(t, func() bool { return strings.Contains(p.all(), "ended cancelled") })
+
+			p.stop()
+			if err := <-p.ended; CloseCode(err) != CloseNormal {
+				t.Errorf("the session ended with %v, want %d", err, CloseNormal)
 			}
 		})
 	}
@@ -260,6 +281,14 @@ func TestSocketFrames(t *testing.T) {
 	}
 }
 
+// readHello reads the relay's first message, which comes before any other input.
+func readHello(t *testing.T, c *deviceConn) {
+	t.Helper()
+	if err := c.Read(func([]byte) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestCloseFrameArrives: the close frame arrives although the device is writing a long
 // message that the relay no longer reads.
 func TestCloseFrameArrives(t *testing.T) {
@@ -268,8 +297,9 @@ func TestCloseFrameArrives(t *testing.T) {
 			_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 		})
 		c := dial(t, srv.URL, nil)
+		readHello(t, c)
 		go func() { _ = c.Write([]byte(strings.Repeat("x", 600<<10))) }()
-		time.Sleep(time.Millisecond) // the device reads later
+		awaitInput(t, c) // the close frame; the relay reads no more
 		var err error
 		for err == nil {
 			err = c.Read(func([]byte) error { return nil })
@@ -288,12 +318,13 @@ func TestBrokenFraming(t *testing.T) {
 		_, _, _ = Accept(t.Context(), c, AcceptOptions{Authenticate: authenticate, ReconnectSpreadMS: func() int64 { return 1000 }})
 	})
 	c := dial(t, srv.URL, nil)
+	readHello(t, c)
 	ping := maskedFrame(0x80|9, strings.Repeat("p", 126)) // one byte too long
 	for range 3 {
 		if _, err := c.ws.NetConn().Write(ping); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(5 * time.Millisecond) // the relay closes
+		awaitInput(t, c) // the close frame
 	}
 	var err error
 	for err == nil {
