@@ -44,7 +44,7 @@ func BaseURL(relay string) (string, error) {
 	return "http" + strings.TrimSuffix(strings.TrimPrefix(u, "ws"), link.Path), nil
 }
 
-// EnrollOptions are what a new board or agent says about itself.
+// EnrollOptions describe a new board or agent.
 type EnrollOptions struct {
 	Code       string // canonical, see enrollment.ParseCode
 	InstanceID string // 32 hex digits
@@ -52,8 +52,8 @@ type EnrollOptions struct {
 	Version    string // of this binary
 	Token      string // an existing device token, whose node is kept; "": a new node
 	// Key returns the key to enroll. It is called once, when the relay has answered the
-	// nonce: an image that is booted before it is copied must not make a key that all copies
-	// share while no relay is in reach. The key must be stored when it returns, so that the
+	// nonce: an image that is booted without a relay in reach, and copied afterwards, must not
+	// hold a key that all copies share. The key must be stored when Key returns, so that the
 	// same code and key can be sent again after a lost answer.
 	Key func() (ed25519.PrivateKey, error)
 }
@@ -125,9 +125,9 @@ func validToken(s string) bool {
 	return s != "" && len(s) <= maxTokenLen && !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' })
 }
 
-// exchange gets a nonce, posts the body that newBody makes of it, and decodes the answer. A
-// nonce that the relay no longer accepts, for instance because it was restarted in between, is
-// replaced once.
+// exchange gets a nonce, posts the body that newBody returns for it, and decodes the answer. If the
+// relay no longer accepts the nonce, because it was restarted for instance, exchange gets another one
+// and repeats, once.
 func (c *Client) exchange(ctx context.Context, path string, answer any, newBody func(nonce string) (any, error)) error {
 	base, err := BaseURL(c.URL)
 	if err != nil {

@@ -1,6 +1,15 @@
-// Package enroll keeps a device's identity on disk and exchanges it with a relay: the instance
-// id of this installation, the node id, and for a board that joined a relay its key and token.
-// Agents use its Client too.
+// Package enroll keeps a board's identity on disk, and makes and refreshes it at a relay: the instance
+// id of this installation, the node id, and for a board that joined a relay its key and token. Agents
+// use its Client too.
+//
+//	identity.go    identity.json: instance id and node id, which every board has
+//	credential.go  credential.json: key and token of a board that joined; the lock for changing it
+//	join.go        Join and Leave, which make and remove a credential
+//	keeper.go      Keeper, which refreshes the token while the daemon runs
+//	client.go      Client: the requests to the relay, for boards and agents
+//	errors.go      how a request can fail, and hint.go what a person can do about it
+//	joinline.go    the line of a join file
+//	lock.go        the lock by which one daemon at a time uses a state directory
 //
 // The daemon calls Lock and Load once at its start, SetNode after each handshake, and RetrySave
 // from time to time while the first write has failed:

@@ -48,8 +48,8 @@ func (e *JoinedError) Error() string {
 	return fmt.Sprintf("this board has joined another relay, %s, as node %s", e.Credential.Relay, e.Credential.NodeID)
 }
 
-// StorageError reports a state directory that does not take what has to be stored. Nothing of
-// it is half written.
+// StorageError reports a state directory in which something could not be stored. No file in it is half
+// written.
 type StorageError struct {
 	Dir string
 	Err error
@@ -71,8 +71,8 @@ func (e *StorageError) Error() string {
 // Unwrap returns the cause.
 func (e *StorageError) Unwrap() error { return e.Err }
 
-// pending is the key of a Join that has been or will be sent. A repeat with the same code has
-// to use it: the relay may have counted the use, and its answer was lost.
+// pending is the key of a Join that may have been sent. A repeat with the same code must send the same
+// key: the relay may have counted the use of the code although its answer was lost.
 type pending struct {
 	Relay      string `json:"relay"`
 	CodeSHA256 string `json:"code_sha256"`
@@ -83,16 +83,19 @@ type pending struct {
 // was one before; the code is not sent then. Join may be repeated after any error, which
 // leaves nothing half written. Its errors are JoinedError, StorageError, DamagedError, Error,
 // those of the URL, the pin and the code, and ctx's.
+//
+//	joining.json      the new key is stored before it is sent
+//	POST /v1/enroll   the relay answers with the identity
+//	credential.json   the identity is stored; then joining.json is removed
 func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err error) {
 	code, err := enrollment.ParseCode(o.Code)
 	if err != nil {
 		return nil, false, err
 	}
-	base, err := BaseURL(o.Relay)
-	if err != nil {
+	client := &Client{TLS: o.TLS}
+	if client.URL, err = BaseURL(o.Relay); err != nil {
 		return nil, false, err
 	}
-	client := Client{URL: base, TLS: o.TLS}
 	if o.CASHA256 != "" {
 		o.CASHA256 = strings.ToLower(o.CASHA256)
 		if client.TLS, err = pin.ClientConfig(o.CASHA256); err != nil {
@@ -111,41 +114,12 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 		return nil, false, &StorageError{o.StateDir, err}
 	}
 	defer release()
-	var damaged *DamagedError
-	switch c, err := LoadCredential(o.StateDir); {
-	case err == nil && c.Relay == base && (o.CASHA256 == "" || o.CASHA256 == c.CASHA256):
-		return c, true, nil
-	case err == nil:
-		return nil, false, &JoinedError{c, c.Relay == base}
-	case errors.As(err, &damaged): // its key is lost: what the code gives takes its place
-	case !errors.Is(err, fs.ErrNotExist):
+	c, damaged, err := o.joinedBefore(client.URL)
+	if c != nil || err != nil {
+		return c, c != nil, err
+	}
+	if c, err = o.enroll(ctx, client, code, id.InstanceID()); err != nil {
 		return nil, false, err
-	}
-	var key ed25519.PrivateKey
-	answer, err := client.EnrollRepeatedly(ctx, EnrollOptions{
-		Code: code, InstanceID: id.InstanceID(), Name: o.Name, Version: o.Version, Token: o.Token,
-		Key: func() (_ ed25519.PrivateKey, err error) {
-			if key == nil {
-				key, err = keyFor(o.StateDir, base, enrollment.HashCode(code))
-			}
-			return key, err
-		},
-	})
-	if err != nil {
-		var e *Error
-		if errors.As(err, &e) && e.Kind == Refused && e.Reason != enrollment.ReasonNonce {
-			_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile)) // the key was not accepted
-		}
-		return nil, false, err
-	}
-	if answer.NodeID == "" {
-		_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile)) // the key is an agent's now
-		return nil, false, client.fail(ForAgent, errors.New("the code was for an agent and not for a board, and is used up now"))
-	}
-	c := &Credential{
-		Relay: base, CASHA256: o.CASHA256, NodeID: answer.NodeID, TenantID: answer.TenantID, Name: answer.Name,
-		CodeSHA256: enrollment.HashCode(code), Key: key, Token: answer.DeviceToken, Gen: answer.Gen,
-		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(), InstanceID: id.InstanceID(),
 	}
 	if damaged != nil {
 		_, err = atomicfile.SetAside(damaged.Path)
@@ -160,6 +134,54 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 	_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile))
 	_ = atomicfile.Remove(filepath.Join(o.StateDir, leftFile))
 	return c, false, nil
+}
+
+// joinedBefore returns the stored credential, if it is of the same relay and authority; another one
+// is a JoinedError. The key in a damaged file is lost, so a new credential may take its place.
+func (o *JoinOptions) joinedBefore(base string) (c *Credential, damaged *DamagedError, err error) {
+	c, err = LoadCredential(o.StateDir)
+	switch {
+	case err == nil && c.Relay == base && (o.CASHA256 == "" || o.CASHA256 == c.CASHA256):
+		return c, nil, nil
+	case err == nil:
+		return nil, nil, &JoinedError{c, c.Relay == base}
+	case errors.As(err, &damaged):
+		return nil, damaged, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil, nil
+	}
+	return nil, nil, err
+}
+
+// enroll exchanges the code for a credential, which it does not store. It removes the pending key if
+// the relay did not accept it for this board.
+func (o *JoinOptions) enroll(ctx context.Context, client *Client, code, instanceID string) (*Credential, error) {
+	var key ed25519.PrivateKey
+	answer, err := client.EnrollRepeatedly(ctx, EnrollOptions{
+		Code: code, InstanceID: instanceID, Name: o.Name, Version: o.Version, Token: o.Token,
+		Key: func() (_ ed25519.PrivateKey, err error) {
+			if key == nil {
+				key, err = keyFor(o.StateDir, client.URL, enrollment.HashCode(code))
+			}
+			return key, err
+		},
+	})
+	var e *Error
+	switch {
+	case errors.As(err, &e) && e.Kind == Refused && e.Reason != enrollment.ReasonNonce:
+		_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile))
+		return nil, err
+	case err != nil: // the relay may have accepted the key: a repeat sends it again
+		return nil, err
+	case answer.NodeID == "":
+		_ = atomicfile.Remove(filepath.Join(o.StateDir, pendingFile)) // the key is an agent's now
+		return nil, client.fail(ForAgent, errors.New("the code was for an agent and not for a board, and is used up now"))
+	}
+	return &Credential{
+		Relay: client.URL, CASHA256: o.CASHA256, NodeID: answer.NodeID, TenantID: answer.TenantID, Name: answer.Name,
+		CodeSHA256: enrollment.HashCode(code), Key: key, Token: answer.DeviceToken, Gen: answer.Gen,
+		ExpiresAtMS: answer.ExpiresAtMS, RequestID: link.NewID(), InstanceID: instanceID,
+	}, nil
 }
 
 // Attempts of an Enroll whose connection breaks. A repeat costs no use of the code.
@@ -194,7 +216,8 @@ func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 		if key, err := enrollment.ParsePrivateKey(p.PrivateKey); err == nil {
 			return key, nil
 		}
-	} // another code, or a damaged file: no answer to it can be used any more
+	}
+	// The key is of another code, or lost: an answer to it cannot be used any more.
 	if errors.As(err, &damaged) {
 		if _, err := atomicfile.SetAside(path); err != nil {
 			return nil, &StorageError{stateDir, err}
@@ -210,8 +233,8 @@ func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// left remembers with which code a board had joined that left: a code that remains in a file
-// must not make it join again.
+// left is the code with which a board had joined before it left. The code may still be in a join file,
+// which must not make the board join again.
 type left struct {
 	CodeSHA256 string `json:"code_sha256"`
 }

@@ -36,12 +36,12 @@ type KeeperOptions struct {
 type Keeper struct {
 	opt     KeeperOptions
 	refresh func(context.Context, RefreshOptions) (*enrollment.TokenAnswer, error)
-	wake    chan struct{} // capacity 1
-	running chan error    // of the attempt that hangs; nil: none does. The goroutine of Run uses it.
+	wake    chan struct{} // capacity 1: due has changed
+	running chan error    // result of the attempt in progress; nil: none. Owned by the goroutine of Run.
 
 	mu        sync.Mutex    // protects the fields below
-	cred      Credential    // its token and gen may be newer than those on the disk
-	disk      Credential    // what the disk has, as far as it is known
+	cred      Credential    // in use; its token and gen may be newer than those on the disk
+	disk      Credential    // as last read from the disk, or written to it
 	after     time.Duration // from the issue of the token to its refresh
 	due       time.Time     // of the next refresh; zero: not known
 	refused   bool          // the relay refused the token since the last refresh
@@ -113,7 +113,8 @@ func (k *Keeper) Status() KeeperStatus {
 	return k.status
 }
 
-// Refused says that the relay did not accept the token. It is refreshed at once.
+// Refused records that the relay did not accept the token, which is then refreshed at once. If that
+// happens soon after a refresh, the next one waits.
 func (k *Keeper) Refused() {
 	k.mu.Lock()
 	if !k.refused {
@@ -126,12 +127,12 @@ func (k *Keeper) Refused() {
 		}
 	}
 	k.mu.Unlock()
-	k.poke()
+	k.wakeRun()
 }
 
-// Ready says that the relay accepted the token at relayMS by its clock. A refresh that waits
-// after a failure is not moved. One that is overdue is spread, since many boards may come back at
-// the same time.
+// Ready records that the relay accepted the token at relayMS by its clock, and plans the refresh. A
+// refresh that waits after a failure keeps its time. One that is overdue gets a random time soon, since
+// many boards may come back at once.
 func (k *Keeper) Ready(relayMS int64) {
 	k.mu.Lock()
 	k.refused, k.rejected = false, 0
@@ -146,29 +147,31 @@ func (k *Keeper) Ready(relayMS int64) {
 		k.status.NextTry = k.due
 	}
 	k.mu.Unlock()
-	k.poke()
+	k.wakeRun()
 }
 
-func (k *Keeper) poke() {
+// wakeRun makes Run compute its wait again.
+func (k *Keeper) wakeRun() {
 	select {
 	case k.wake <- struct{}{}:
 	default:
 	}
 }
 
+// lifeLocked is how long the present token is valid from its issue on.
 func (k *Keeper) lifeLocked() time.Duration {
 	return cmp.Or(TokenLife(k.cred.Token), defaultLife)
 }
 
-// refreshAfter is when a token with a life is refreshed, from its issue on. The jitter spreads
-// the boards that joined, or came back, at the same time.
+// refreshAfter returns the time from the issue of a token to its refresh. The jitter spreads the boards
+// that joined, or came back, at the same time.
 func refreshAfter(life time.Duration) time.Duration {
 	return time.Duration((refreshEarliest + (refreshLatest-refreshEarliest)*rand.Float64()) * float64(life))
 }
 
-// pauseLocked is the time to wait after the failures so far. It grows longest while the relay
-// issues tokens and then refuses them: each of those is written to the disk, and the link tries
-// the newest one again by its own back-off.
+// pauseLocked returns the time to wait after the failures so far. It grows longest while the relay
+// issues tokens and then refuses them: each of those costs a write to the disk, and the link retries
+// the newest one by its own back-off.
 func (k *Keeper) pauseLocked() time.Duration {
 	lo, hi := minRefreshPause, maxRefreshPause
 	switch {
@@ -217,9 +220,9 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// mayRefresh reports whether the relay can distinguish a refresh from that of a copy: it names the session
-// of the link, or the token was refused, so that no link can be opened meanwhile. Otherwise a link
-// that is opened while the request is on its way would look like another installation.
+// mayRefresh reports whether the relay can tell this installation from a copy of it: the link is up,
+// whose session the request names, or the token was refused, so that no link can be opened. Otherwise
+// a link that is opened while the request is on its way would look like another installation.
 func (k *Keeper) mayRefresh() bool {
 	k.mu.Lock()
 	refused := k.refused
@@ -227,8 +230,8 @@ func (k *Keeper) mayRefresh() bool {
 	return refused || k.opt.SessionID() != ""
 }
 
-// errGone reports a credential that another process removed or replaced. The daemon notices
-// it by itself.
+// errGone reports a credential that another process removed or replaced. The daemon, which watches the
+// file, then ends this Keeper.
 var errGone = errors.New("the credential on the disk is another one")
 
 // refreshNow makes one attempt and plans the next one.
@@ -270,8 +273,8 @@ func (k *Keeper) refreshNow(ctx context.Context) {
 // errHung reports a refresh that waits for the disk.
 var errHung = errors.New("the disk of the state directory does not answer")
 
-// attempt is refreshStored with a bound: an access to a disk that hangs cannot be ended, so that
-// its goroutine is left behind. Until that one returns no other is started.
+// attempt runs refreshStored and waits at most attemptTimeout for it. Nothing can end an access to a disk
+// that hangs: the goroutine stays, and no other one is started until it returns.
 func (k *Keeper) attempt(ctx context.Context) error {
 	if k.running == nil {
 		k.running = make(chan error, 1)
@@ -319,7 +322,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && disk.NodeID != k.opt.Credential.NodeID:
 		return errGone
-	case err != nil: // what the disk had is known: a card that fails must not cost the board its token
+	case err != nil: // go on with what the disk had: a card that fails must not cost the board its token
 		k.mu.Lock()
 		known := k.disk
 		k.mu.Unlock()
@@ -329,7 +332,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	k.mu.Lock()
 	k.disk = *disk
 	isNewer := disk.Gen > k.cred.Gen
-	if isNewer { // another process refreshed it
+	if isNewer { // refreshed by another process
 		k.cred = *disk
 	}
 	k.mu.Unlock()
