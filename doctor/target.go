@@ -106,17 +106,10 @@ func resolve(o Options) *target {
 	}
 	t.configPath = source.Path
 	t.config, t.configErr = source.Load()
-	settings := source.Flags // better than nothing when the files are invalid
+	t.copySettings(source.Flags) // what is known when the files are invalid
 	if t.configErr == nil {
-		settings = t.config.Settings
+		t.copySettings(t.config.Settings)
 	}
-	text := func(key string) string {
-		s, _ := settings[key].Value.(string)
-		return s
-	}
-	t.relay, t.relayOrigin = text("relay"), settings["relay"].Origin
-	t.tokenFile, t.caFile, t.caSHA256 = text("token_file"), text("ca_file"), text("ca_sha256")
-	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
 	// The unit passes this file as a credential, so that no key names it.
 	if _, err := os.Lstat(serviceToken); t.isService() && t.tokenFile == "" && err == nil {
 		t.tokenFile = serviceToken
@@ -124,17 +117,23 @@ func resolve(o Options) *target {
 	return t
 }
 
-// fallback is the target as far as it is known without the files of the configuration.
-func fallback(o Options, err error) *target {
-	t := &target{Options: o, configErr: err, configPath: o.ConfigFile}
+// copySettings sets the copies of settings that the checks use.
+func (t *target) copySettings(settings config.Settings) {
 	text := func(key string) string {
-		s, _ := o.Settings[key].Value.(string)
+		s, _ := settings[key].Value.(string)
 		return s
 	}
-	t.relay, t.relayOrigin = text("relay"), o.Settings["relay"].Origin
+	t.relay, t.relayOrigin = text("relay"), settings["relay"].Origin
 	t.tokenFile, t.caFile, t.caSHA256 = text("token_file"), text("ca_file"), text("ca_sha256")
 	t.stateDir = cmp.Or(text("state_dir"), config.DefaultStateDir(""))
-	if t.isService() && text("state_dir") == "" {
+}
+
+// fallback returns the target as far as it is known without reading files. err is why they were not
+// read.
+func fallback(o Options, err error) *target {
+	t := &target{Options: o, configErr: err, configPath: o.ConfigFile}
+	t.copySettings(o.Settings)
+	if _, isSet := o.Settings["state_dir"]; t.isService() && !isSet {
 		t.stateDir = config.SystemStateDir
 	}
 	return t

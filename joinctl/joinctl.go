@@ -25,7 +25,7 @@ import (
 	"agentctl/transport/enroll"
 )
 
-// Options say which board is meant.
+// Options select the board.
 type Options struct {
 	Socket   string // control socket of its daemon
 	StateDir string // "": that of the daemon, or of Source
@@ -37,15 +37,12 @@ type Target struct {
 	StateDir string
 	Daemon   *control.Client // nil: no daemon runs with this state directory
 
-	relay, origin string // as configured; "": none
-	name          string // as configured
-	tokenFile     string // as configured
-	caFile        string // as configured
-	caSHA256      string // as configured
+	// As configured; "" where a key is not set. origin is where relay is set.
+	relay, origin, name, tokenFile, caFile, caSHA256 string
 }
 
-// Find finds the board. A daemon that runs is the authority about its settings; the files are
-// read where none runs. The caller closes Target.Daemon.
+// Find finds the board. It asks a daemon that runs for its settings, and reads the files where none
+// runs. The caller closes Target.Daemon.
 func Find(ctx context.Context, o Options) (*Target, error) {
 	cl, err := control.Dial(ctx, o.Socket)
 	switch {
@@ -63,9 +60,8 @@ func Find(ctx context.Context, o Options) (*Target, error) {
 		cl.Close()
 		return nil, err
 	}
-	text := func(key string) string { s, _ := v.Values[key].(string); return s }
-	t := &Target{StateDir: text("state_dir"), Daemon: cl, relay: text("relay"), origin: v.Origins["relay"],
-		name: text("name"), tokenFile: text("token_file"), caFile: text("ca_file"), caSHA256: text("ca_sha256")}
+	t := newTarget(func(key string) string { s, _ := v.Values[key].(string); return s }, v.Origins["relay"])
+	t.Daemon = cl
 	if o.StateDir != "" && !isSameDir(o.StateDir, t.StateDir) { // the daemon of another board
 		cl.Close()
 		return fromFiles(o)
@@ -73,6 +69,7 @@ func Find(ctx context.Context, o Options) (*Target, error) {
 	return t, nil
 }
 
+// fromFiles finds the board without its daemon.
 func fromFiles(o Options) (*Target, error) {
 	if o.StateDir != "" {
 		o.Source.Flags = config.Settings{"state_dir": {Value: o.StateDir, Origin: "--state-dir"}}
@@ -81,8 +78,15 @@ func fromFiles(o Options) (*Target, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Target{StateDir: c.Text("state_dir"), relay: c.Text("relay"), origin: c.Settings["relay"].Origin,
-		name: c.Text("name"), tokenFile: c.Text("token_file"), caFile: c.Text("ca_file"), caSHA256: c.Text("ca_sha256")}, nil
+	return newTarget(c.Text, c.Settings["relay"].Origin), nil
+}
+
+// newTarget takes the settings from text, which returns the value of a key. origin is where relay is set.
+func newTarget(text func(key string) string, origin string) *Target {
+	return &Target{
+		StateDir: text("state_dir"), relay: text("relay"), origin: origin,
+		name: text("name"), tokenFile: text("token_file"), caFile: text("ca_file"), caSHA256: text("ca_sha256"),
+	}
 }
 
 // isSameDir also compares the files themselves: /var/lib/agentctl is a symbolic link where the
@@ -185,6 +189,7 @@ func (t *Target) WaitReady(ctx context.Context, nodeID string) (*daemon.Status, 
 	return s, err
 }
 
+// poll asks the daemon for its status until done accepts it or ctx ends, and returns the last one.
 func (t *Target) poll(ctx context.Context, done func(*daemon.Status) bool) (*daemon.Status, error) {
 	ticker := time.NewTicker(pollInterval)
 	defer ticker.Stop()
@@ -209,8 +214,8 @@ func (t *Target) poll(ctx context.Context, done func(*daemon.Status) bool) (*dae
 	}
 }
 
-// OtherUsersDaemon returns whether a user who became root by sudo has their own daemon,
-// by its control socket.
+// OtherUsersDaemon reports whether the user who became root by sudo runs a daemon: whether its
+// control socket, in one of the usual places, answers.
 func OtherUsersDaemon(ctx context.Context, uid string) bool {
 	for _, path := range []string{
 		filepath.Join("/run/user", uid, "agentctl", "agentctl.sock"),
