@@ -9,6 +9,10 @@
 //
 // Edits keep the rest of a file byte for byte, comments and order included. An edit that would
 // change the meaning of anything but the entry is refused.
+//
+//	clients.go  the clients: where each has its file, and the form of its entries (entries.go)
+//	file.go     reads and writes a file safely, and shows the change
+//	json.go     edits JSON with comments; toml.go TOML by lines; yaml.go only prints
 package clientconfig
 
 import (
@@ -73,7 +77,9 @@ type Client struct {
 	path      func(System) string
 	stdio     func(Server) []field
 	http      func(Server) []field // nil: ErrNoHTTP
-	owned     []string             // keys of an entry that Connect sets or removes; others are the user's
+	// owned are the keys that Connect sets, or removes where the entry has no such key: those of the other
+	// kind of server. All other keys of an entry are the user's and stay.
+	owned []string
 }
 
 // UnknownError reports a name that is not one of a client.

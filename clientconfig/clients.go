@@ -19,7 +19,7 @@ func ThisSystem() System {
 	return System{OS: runtime.GOOS, Home: home, Getenv: os.Getenv}
 }
 
-// env returns an absolute path that a variable holds, else a path below the home directory.
+// env returns the path in an environment variable if it is absolute, else a path below the home directory.
 func (s System) env(name string, below ...string) string {
 	if d := s.Getenv(name); filepath.IsAbs(d) {
 		return d
@@ -42,7 +42,8 @@ func (s System) config(below ...string) string {
 	return filepath.Join(append([]string{dir}, below...)...)
 }
 
-// xdgOrAppData is for programs that use ~/.config on macOS as well.
+// xdgOrAppData returns the path of programs that use ~/.config on macOS as well: unix below
+// XDG_CONFIG_HOME, windows below APPDATA.
 func (s System) xdgOrAppData(unix, windows []string) string {
 	if s.OS == "windows" {
 		return s.config(windows...)
@@ -55,6 +56,7 @@ func home(below ...string) func(System) string {
 	return func(s System) string { return filepath.Join(append([]string{s.Home}, below...)...) }
 }
 
+// nextStart is the Restart of clients that read the file when they start.
 const nextStart = "restart it"
 
 // mcpServers is the key that most clients use.

@@ -28,6 +28,7 @@ func withType(name string, fields func(Server) []field) func(Server) []field {
 // gooseTimeout is how long goose waits for a tool, seconds: its own default.
 const gooseTimeout = 300
 
+// gooseFields is the entry of a program in goose, whose keys are its own: cmd and envs.
 func gooseFields(s Server) []field {
 	fields := []field{{"enabled", true}, {"type", "stdio"}, {"name", EntryName},
 		{"description", "Boards and their relay"}, {"cmd", s.Command}, {"args", s.Args}, {"timeout", gooseTimeout}}

@@ -23,6 +23,16 @@ var bom = []byte("\xef\xbb\xbf") // a byte order mark, which some Windows editor
 // The edit works on the syntax tree of the text and not on decoded values: whoever wrote the file finds
 // every byte outside of the entry as it was, comments included. What that could get wrong is checked
 // afterwards, by comparing the decoded content of both texts except for the entry (before).
+//
+// In hujson's tree each value has the white space and the comments around it as Extras:
+//
+//	{ // c1
+//	  "a": 1, // c2       BeforeExtra of the name "a" is " // c1\n  "
+//	}                     AfterExtra of the object is " // c2\n"
+//
+// AfterExtra of a member's value is what is before its comma. On the last member it is nil without a
+// trailing comma, and not nil with one, even if empty. A comment behind a member therefore belongs to
+// the next name, or to the object: add and remove keep it where it is.
 type jsonFile struct {
 	bom    []byte
 	root   hujson.Value
@@ -31,6 +41,8 @@ type jsonFile struct {
 	unit   string // indentation of one level
 }
 
+// parseJSON parses a file, and finds out how its lines end and how it is indented. An empty file is an
+// object without members.
 func parseJSON(data []byte) (*jsonFile, error) {
 	f := &jsonFile{eol: "\n", unit: "  "}
 	text, hasBOM := bytes.CutPrefix(data, bom)
@@ -69,19 +81,19 @@ func parseJSON(data []byte) (*jsonFile, error) {
 }
 
 // depth returns an upper bound of how deep brackets nest. It also counts those in strings and comments,
-// which only matters for a file with ten thousand of them, and needs no parser of its input.
-func depth(text []byte) (most int) {
+// which only matters for a file with ten thousand of them, and needs no parser.
+func depth(text []byte) (deepest int) {
 	n := 0
 	for _, c := range text {
 		switch c {
 		case '[', '{':
 			n++
-			most = max(most, n)
+			deepest = max(deepest, n)
 		case ']', '}':
 			n = max(n-1, 0)
 		}
 	}
-	return most
+	return deepest
 }
 
 // decodeJSON returns the content, without comments.
@@ -140,8 +152,8 @@ func (f *jsonFile) add(obj *hujson.Object, indent, key string, value any) {
 	if err != nil {
 		panic("clientconfig: " + err.Error()) // it is our own text
 	}
-	// What is before the closing bracket may hold a comment on the last member: only the
-	// line break and the indentation stay there.
+	// What is before the closing bracket may hold a comment on the last member, which then stays before
+	// the new one. Only the last line break and the indentation stay before the bracket.
 	before, last := obj.AfterExtra, bytes.LastIndexByte(obj.AfterExtra, '\n')
 	after := hujson.Extra(nil)
 	if last >= 0 {
@@ -153,7 +165,7 @@ func (f *jsonFile) add(obj *hujson.Object, indent, key string, value any) {
 		after = hujson.Extra(f.eol + indent)
 	}
 	lead := f.eol + indent + f.unit
-	if f.eol == "" {
+	if f.eol == "" { // all on one line
 		lead = ""
 		if len(obj.Members) > 0 && len(before) == 0 {
 			lead = " "
@@ -232,7 +244,8 @@ func setJSON(data []byte, container string, entry []field, owned []string) ([]by
 	return f.finish(container)
 }
 
-// update sets and removes keys of an entry, and leaves what is equal as it is written.
+// update removes the owned keys that the entry does not have and sets those that it has. A value that is
+// equal stays as it is written. changed is false if all were.
 func (f *jsonFile) update(existing *hujson.Object, entry []field, owned []string) (changed bool, err error) {
 	set := keys(entry)
 	for _, key := range owned {
@@ -268,13 +281,15 @@ func (f *jsonFile) update(existing *hujson.Object, entry []field, owned []string
 	return changed, nil
 }
 
+// equalJSON compares what values decode to: neither white space nor the order of members counts.
 func equalJSON(a, b hujson.Value) bool {
 	x, errX := decodeJSON(a)
 	y, errY := decodeJSON(b)
 	return errX == nil && errY == nil && reflect.DeepEqual(x, y)
 }
 
-// remove removes a member, and keeps every comment around it. It is the opposite of add.
+// remove removes a member, and keeps every comment around it. It is the opposite of add: what is before
+// the member goes to the next one, or behind the last one that stays.
 func remove(obj *hujson.Object, key string) {
 	i := slices.IndexFunc(obj.Members, func(m hujson.ObjectMember) bool {
 		name, ok := m.Name.Value.(hujson.Literal)

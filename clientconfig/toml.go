@@ -18,7 +18,8 @@ type expr struct {
 	start, end int      // offsets; whole lines
 }
 
-// scanTOML lists the expressions of a file.
+// scanTOML lists the expressions of a file in their order, with the lines that each takes. Comments and
+// blank lines belong to none.
 func scanTOML(data []byte) ([]expr, error) {
 	var p unstable.Parser
 	p.Reset(data)
@@ -60,6 +61,7 @@ type tomlFile struct {
 	path   []string // of the entry
 }
 
+// parseTOML parses a file and refuses one whose entry is not in the form that edits of lines can handle.
 func parseTOML(data []byte, container string) (*tomlFile, error) {
 	f := &tomlFile{data: data, eol: "\n", path: []string{container, EntryName}}
 	if bytes.Contains(data, []byte("\r\n")) {
@@ -99,14 +101,15 @@ func (f *tomlFile) isEntry(e expr) bool {
 	return len(e.table) >= 2 && slices.Equal(e.table[:2], f.path)
 }
 
-// ownKey returns the key of the entry that an expression sets; "" for the header.
-func (f *tomlFile) ownKey(e expr) string {
+// entryKey returns the key of the entry that an expression sets; "" for the header.
+func (f *tomlFile) entryKey(e expr) string {
 	if full := append(slices.Clone(e.table), e.key...); len(full) > 2 {
 		return full[2]
 	}
 	return ""
 }
 
+// lines are the lines of an entry below its table header.
 func (f *tomlFile) lines(entry []field) string {
 	var b strings.Builder
 	for _, e := range entry {
@@ -115,6 +118,8 @@ func (f *tomlFile) lines(entry []field) string {
 	return b.String()
 }
 
+// formatTOMLValue writes a string, a []string, or a []EnvVar as an inline table: what entries of TOML
+// files have.
 func formatTOMLValue(value any) string {
 	switch v := value.(type) {
 	case []string:
@@ -154,13 +159,14 @@ func quoteTOML(s string) string {
 	return b.String() + `"`
 }
 
-// setTOML is setJSON for TOML.
+// setTOML is setJSON for TOML. It writes the lines of the entry right below the header of its table, and
+// leaves out the old lines of the same keys and of owned ones. Without such a table it appends one.
 func setTOML(data []byte, container string, entry []field, owned []string) ([]byte, error) {
 	f, err := parseTOML(data, container)
 	if err != nil {
 		return nil, err
 	}
-	if isSet, err := f.has(entry, owned); isSet || err != nil {
+	if isSet, err := f.hasEntry(entry, owned); isSet || err != nil {
 		return data, err
 	}
 	drop := append(keys(entry), owned...)
@@ -170,7 +176,7 @@ func setTOML(data []byte, container string, entry []field, owned []string) ([]by
 		if !f.isEntry(e) {
 			continue
 		}
-		switch key := f.ownKey(e); {
+		switch key := f.entryKey(e); {
 		case key == "":
 			hasHeader = true
 			out.Write(data[at:e.end])
@@ -197,8 +203,9 @@ func setTOML(data []byte, container string, entry []field, owned []string) ([]by
 	return f.finish(out.Bytes())
 }
 
-// has reports whether the file has the entry, and none of the other owned keys in it.
-func (f *tomlFile) has(entry []field, owned []string) (bool, error) {
+// hasEntry reports whether the file has the entry already, with none of the owned keys beyond it. Setting it
+// again would only change how its lines are written.
+func (f *tomlFile) hasEntry(entry []field, owned []string) (bool, error) {
 	servers, _ := f.before[f.path[0]].(map[string]any)
 	existing, ok := servers[EntryName].(map[string]any)
 	if !ok {
