@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"sync"
 	"time"
 
@@ -26,16 +27,16 @@ func (p *Plugin) callBoard(ctx context.Context, r *kernel.Request, tool string, 
 		TraceID: r.TraceID, Traced: r.Traced, Stream: r.Stream, Session: r.Session, Inner: true})
 }
 
-// question is what askBoards asks one board.
+// question asks one board by a tool without arguments.
 type question struct {
-	tool string          // canonical name
-	args json.RawMessage // nil: none
+	tool  string // canonical name
+	about int    // index of what the caller wants to know, for its onAnswer
 }
 
-// askBoards asks as many boards at a time as the slots of the tenant allow, and calls onAnswer with the
-// index of each question, one call at a time. A question that there was no time for gets errNotAsked.
-// It returns after all questions have an answer; an error says that nothing was asked.
-func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []question, onAnswer func(i int, res *kernel.Result, err error)) error {
+// askBoards asks as many boards at a time as the slots of the tenant allow, and calls onAnswer with each
+// question, one call at a time. A question that there was no time for gets errNotAsked. It returns after
+// all questions have an answer; an error says that nothing was asked.
+func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []question, onAnswer func(q question, res *kernel.Result, err error)) error {
 	release, err := p.acquireAsking(r.Caller)
 	if err != nil {
 		return err
@@ -45,25 +46,27 @@ func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []q
 	defer cancel()
 	var mu sync.Mutex // orders onAnswer
 	started := p.slots.each(ctx, r.Caller.Tenant, len(questions), askTimeout, func(ctx context.Context, i int) {
-		res, err := p.callBoard(ctx, r, questions[i].tool, questions[i].args)
+		res, err := p.callBoard(ctx, r, questions[i].tool, nil)
 		mu.Lock()
 		defer mu.Unlock()
-		onAnswer(i, res, err)
+		onAnswer(questions[i], res, err)
 	})
-	for i := started; i < len(questions); i++ {
-		onAnswer(i, nil, errNotAsked)
+	for _, q := range questions[started:] {
+		onAnswer(q, nil, errNotAsked)
 	}
 	return nil
 }
 
-// errNotAsked is the outcome of a question that there was no time for.
-var errNotAsked = &manifest.Error{Code: manifest.DeadlineExceeded, Message: "there was no time to ask this board", Reason: "not_asked", Outcome: manifest.NotSent}
-
 // Refusals of calls beyond the share of an identity.
 var (
-	errAsking    = &manifest.Error{Code: manifest.RateLimited, Message: "4 calls of this identity ask many boards already; wait for one of them", Reason: "asking", RetryAfterMS: 1000, Outcome: manifest.NotSent}
-	errSearching = &manifest.Error{Code: manifest.RateLimited, Message: "8 calls of this identity search the event log already; wait for one of them", Reason: "searching", RetryAfterMS: 1000, Outcome: manifest.NotSent}
+	errAsking    = errShare(maxAskingCalls, "ask many boards", "asking")
+	errSearching = errShare(maxSearchCalls, "search the event log", "searching")
 )
+
+func errShare(limit int, what, reason string) *manifest.Error {
+	return &manifest.Error{Code: manifest.RateLimited, Reason: reason, RetryAfterMS: 1000, Outcome: manifest.NotSent,
+		Message: fmt.Sprintf("%d calls of this identity %s already; wait for one of them", limit, what)}
+}
 
 // acquireAsking counts a call that asks many boards against the share of its identity.
 func (p *Plugin) acquireAsking(c *kernel.Caller) (release func(), err error) {
@@ -76,13 +79,13 @@ func (p *Plugin) acquireSearch(c *kernel.Caller) (release func(), err error) {
 	return p.acquire(share{c.Tenant, c.Actor, "events"}, maxSearchCalls, errSearching)
 }
 
-// share is what one identity has of something.
-type share struct{ tenant, actor, of string }
+// share names what the calls of one identity are counted for. resource is "boards" or "events".
+type share struct{ tenant, actor, resource string }
 
-func (p *Plugin) acquire(s share, most int, refusal *manifest.Error) (release func(), err error) {
+func (p *Plugin) acquire(s share, limit int, refusal *manifest.Error) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.used[s] >= most {
+	if p.used[s] >= limit {
 		return nil, refusal
 	}
 	p.used[s]++

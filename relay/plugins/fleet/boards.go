@@ -89,12 +89,12 @@ func resolveStart(all []Board, ref string) (Board, error) {
 // labels joins the ids of some boards for a message.
 func labels(boards []Board) string {
 	slices.SortFunc(boards, func(a, b Board) int { return cmp.Compare(a.ID, b.ID) })
-	const most = 3
+	const maxShown = 3
 	var list []string
-	for i := range boards[:min(most, len(boards))] {
+	for i := range boards[:min(maxShown, len(boards))] {
 		list = append(list, boards[i].ID)
 	}
-	if len(boards) > most {
+	if len(boards) > maxShown {
 		list = append(list, "and others")
 	}
 	return strings.Join(list, ", ")

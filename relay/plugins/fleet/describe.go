@@ -110,28 +110,27 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	}
 	missing := make(map[string]string)
 	var questions []question
-	var of []int
 	for i, part := range parts {
 		tool, ok := toolOf(list, part.kind, part.verb)
 		switch {
 		case b.Status != Online:
 			missing[part.part] = string(b.Status)
 		case !ok:
-			missing[part.part] = notMeasured
+			missing[part.part] = reasonNotMeasured
 		default:
-			questions, of = append(questions, question{tool: tool}), append(of, i)
+			questions = append(questions, question{tool, i})
 		}
 	}
-	err := p.askBoards(ctx, r, questions, func(q int, res *kernel.Result, err error) {
-		part := parts[of[q]]
+	err := p.askBoards(ctx, r, questions, func(q question, res *kernel.Result, err error) {
+		part := parts[q.about]
 		switch {
 		case err != nil:
-			missing[part.part] = whyUnknown(err)
+			missing[part.part] = coarseReasonOf(err)
 		case part.kind == manifest.KindInfo:
 			d.Info = res.Structured
 			d.Clock = readClock(res.Structured, p.opt.Now())
 		default:
-			p.figures.put(p.cacheKey(r, b.ID), part.kind, res.Structured, time.Now())
+			p.figures.put(p.cacheKey(r, b.ID), part.kind, res.Structured, p.opt.Now())
 		}
 	})
 	if err != nil {
@@ -144,7 +143,8 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	for i := range shown {
 		shown[i] = true
 	}
-	f, now := p.figures.get(p.opt.Boards, p.cacheKey(r, b.ID), time.Now()), time.Now()
+	now := p.opt.Now()
+	f := p.figures.get(p.opt.Boards, p.cacheKey(r, b.ID), now)
 	if r.Caller.Has(manifest.ScopeCallReadOnly) {
 		d.addFigures(&f, &shown, now)
 		d.Modules = f.modules()

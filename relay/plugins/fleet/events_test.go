@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -45,12 +46,12 @@ func (r *recordedEvents) Newest(_ context.Context, q EventQuery, fn func(kernel.
 }
 
 func (r *recordedEvents) TicketBoard(_, id string) string {
-	return map[string]string{"01JD8Z3KQ5E6R7T8V9W0X1Y2Z3": nodeID(1)}[id]
+	return map[string]string{testTicket: nodeID(1)}[id]
 }
 
 func (r *recordedEvents) TicketsAbout(_, node string, _ int) []string {
 	if node == nodeID(1) {
-		return []string{"01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"}
+		return []string{testTicket}
 	}
 	return nil
 }
@@ -66,7 +67,7 @@ type eventsPage struct {
 func newEventsTest(t *testing.T) (*recordedEvents, func(args string) (eventsPage, error)) {
 	log := &recordedEvents{}
 	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	p := New(Options{Boards: newAskedFleet(t, 3), Events: log, Now: func() time.Time { return now }})
+	p := New(Options{Boards: newFleet(3), Events: log, Now: func() time.Time { return now }})
 	k := kernel.New(kernel.Options{})
 	if err := k.Load(p, false); err != nil {
 		t.Fatal(err)
@@ -100,7 +101,7 @@ func TestEventsOfLimitedToken(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 0, 0, 0, time.UTC)
 	log.add(at, "join.agent", "ann", `{"agent_id":"ann"}`)
 	log.add(at, "alert.raised", nodeID(2), `{"level":"error","metric":"cpu_pct","value":99,"message":"x"}`)
-	p := New(Options{Boards: newAskedFleet(t, 3), Events: log, Now: func() time.Time { return at.Add(time.Hour) }})
+	p := New(Options{Boards: newFleet(3), Events: log, Now: func() time.Time { return at.Add(time.Hour) }})
 	k := kernel.New(kernel.Options{})
 	if err := k.Load(p, false); err != nil {
 		t.Fatal(err)
@@ -127,34 +128,43 @@ func TestEventsOfLimitedToken(t *testing.T) {
 	}
 }
 
-// TestEvents: what happened is shown newest first, with the board's name and id, by topic, board and
-// time.
-func TestEvents(t *testing.T) {
+// testTicket is a ticket about board 1 (recordedEvents.TicketBoard).
+const testTicket = "01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"
+
+// addDay adds events of all topics and of others, one a minute from 10:00 on.
+func (r *recordedEvents) addDay() {
+	for minute, e := range []struct{ typ, aggregate, payload string }{
+		{"join.board", nodeID(1), `{"node_id":"x"}`},
+		{"join.agent", "ann", `{"agent_id":"ann"}`},
+		{"presence.online", nodeID(1), `{"kind":"device","name":"proposed"}`},
+		{"presence.online", "ann", `{"kind":"agent"}`}, // not shown: agents come and go with each request
+		{"alert.raised", nodeID(1), `{"level":"warn","metric":"disk_pct","value":93.456,"message":"disk use is 93.5 %"}`},
+		{"ticket.created", testTicket, `{"by":"ann","title":"Disk full","node_id":"` + nodeID(1) + `"}`},
+		{"ticket.transitioned", testTicket, `{"by":"bob","from":"open","to":"closed"}`},
+		{"alert.raised", nodeID(2), `{"level":"error","metric":"cpu_pct","value":99,"message":"` + strings.Repeat("é", 500) + `"}`},
+		{"presence.online", nodeID(1), `{"kind":"device","suspect":true}`},
+		{"presence.offline", nodeID(1), `{"kind":"device"}`},
+		{"ticket.snapshot", testTicket, `{}`},          // not shown: it repeats what happened
+		{"alert.raised", nodeID(1), `"not an object"`}, // not shown
+	} {
+		r.add(time.Date(2026, 11, 22, 10, minute, 0, 0, time.UTC), e.typ, e.aggregate, e.payload)
+	}
+}
+
+// The newest events come first, of the topics, the board and the time that a call asks for.
+func TestEventsSelect(t *testing.T) {
 	log, ask := newEventsTest(t)
-	at := func(minutes int) time.Time { return time.Date(2026, 11, 22, 10, minutes, 0, 0, time.UTC) }
-	const ticket = "01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"
-	log.add(at(0), "join.board", nodeID(1), `{"node_id":"x"}`)
-	log.add(at(1), "join.agent", "ann", `{"agent_id":"ann"}`)
-	log.add(at(2), "presence.online", nodeID(1), `{"kind":"device","name":"proposed"}`)
-	log.add(at(3), "presence.online", "ann", `{"kind":"agent"}`)
-	log.add(at(4), "alert.raised", nodeID(1), `{"level":"warn","metric":"disk_pct","value":93.456,"message":"disk use is 93.5 %"}`)
-	log.add(at(5), "ticket.created", ticket, `{"by":"ann","title":"Disk full","node_id":"`+nodeID(1)+`"}`)
-	log.add(at(6), "ticket.transitioned", ticket, `{"by":"bob","from":"open","to":"closed"}`)
-	log.add(at(7), "alert.raised", nodeID(2), `{"level":"error","metric":"cpu_pct","value":99,"message":"`+strings.Repeat("é", 500)+`"}`)
-	log.add(at(8), "presence.online", nodeID(1), `{"kind":"device","suspect":true}`)
-	log.add(at(9), "presence.offline", nodeID(1), `{"kind":"device"}`)
-	log.add(at(10), "ticket.snapshot", ticket, `{}`)
-	log.add(at(11), "alert.raised", nodeID(1), `"no object"`)
+	log.addDay()
 	for args, want := range map[string]string{
-		`{"limit":50}`:                               "presence.offline presence.online alert.raised ticket.transitioned ticket.created alert.raised presence.online join.agent join.board",
-		`{"board":"board-00001"}`:                    "presence.offline presence.online ticket.transitioned ticket.created alert.raised presence.online join.board",
-		`{"board":"` + nodeID(2) + `"}`:              "alert.raised",
-		`{"topics":["alert"]}`:                       "alert.raised alert.raised",
-		`{"topics":["ticket","join"]}`:               "ticket.transitioned ticket.created join.agent join.board",
-		`{"since":"113m"}`:                           "presence.offline presence.online alert.raised",
-		`{"since":"2026-11-22T10:09:00Z"}`:           "presence.offline",
-		`{"limit":2}`:                                "presence.offline presence.online",
-		`{"board":"board-00000","topics":["alert"]}`: "",
+		`{"limit":50}`:                             "presence.offline presence.online alert.raised ticket.transitioned ticket.created alert.raised presence.online join.agent join.board",
+		`{"board":"board-001"}`:                    "presence.offline presence.online ticket.transitioned ticket.created alert.raised presence.online join.board",
+		`{"board":"` + nodeID(2) + `"}`:            "alert.raised",
+		`{"topics":["alert"]}`:                     "alert.raised alert.raised",
+		`{"topics":["ticket","join"]}`:             "ticket.transitioned ticket.created join.agent join.board",
+		`{"since":"113m"}`:                         "presence.offline presence.online alert.raised",
+		`{"since":"2026-11-22T10:09:00Z"}`:         "presence.offline",
+		`{"limit":2}`:                              "presence.offline presence.online",
+		`{"board":"board-000","topics":["alert"]}`: "",
 	} {
 		page, err := ask(args)
 		var got []string
@@ -165,22 +175,30 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%s: got %v, %v; want %s", args, got, err, want)
 		}
 	}
-	page, _ := ask(`{"limit":50}`)
-	rows := page.Events
-	if r := rows[0]; r.At != "2026-11-22T10:09:00Z" || r.Name != "board-00001" || r.ID != nodeID(1) || r.Text != "" {
-		t.Errorf("offline: %+v", r)
+}
+
+// A row has what a model needs of its event, with the board's name and id.
+func TestEventRows(t *testing.T) {
+	log, ask := newEventsTest(t)
+	log.addDay()
+	page, err := ask(`{"limit":50}`)
+	if err != nil || len(page.Events) != 9 {
+		t.Fatalf("%d events, %v; want 9", len(page.Events), err)
 	}
-	if r := rows[2]; len([]rune(r.Text)) != maxEventText+3 || r.Level != "error" || r.Metric != "cpu_pct" {
-		t.Errorf("a long alert: %+v", r)
-	}
-	if r := rows[3]; r.Ticket != ticket || r.Name != "board-00001" || r.By != "bob" || r.Text != "closed" {
-		t.Errorf("a ticket: %+v", r)
-	}
-	if r := rows[5]; r.Text != "disk use is 93.5 %" || *r.Value != 93.46 {
-		t.Errorf("an alert: %+v", r)
-	}
-	if r := rows[7]; r.Agent != "ann" || r.ID != "" {
-		t.Errorf("an agent that joined: %+v", r)
+	disk, cpu := rounded(93.46), rounded(99)
+	for i, want := range map[int]eventRow{ // the newest has the index 0
+		0: {At: "2026-11-22T10:09:00Z", Topic: "presence", Event: "offline", Name: "board-001", ID: nodeID(1)},
+		1: {At: "2026-11-22T10:08:00Z", Topic: "presence", Event: "online", Name: "board-001", ID: nodeID(1), Text: "suspect: it does not answer"},
+		2: {At: "2026-11-22T10:07:00Z", Topic: "alert", Event: "raised", Name: "board-002", ID: nodeID(2), Level: "error", Metric: "cpu_pct", Value: &cpu,
+			Text: strings.Repeat("é", maxEventText) + "..."},
+		3: {At: "2026-11-22T10:06:00Z", Topic: "ticket", Event: "transitioned", Name: "board-001", ID: nodeID(1), Ticket: testTicket, By: "bob", Text: "closed"},
+		5: {At: "2026-11-22T10:04:00Z", Topic: "alert", Event: "raised", Name: "board-001", ID: nodeID(1), Level: "warn", Metric: "disk_pct", Value: &disk,
+			Text: "disk use is 93.5 %"},
+		7: {At: "2026-11-22T10:01:00Z", Topic: "join", Event: "agent", Agent: "ann"},
+	} {
+		if got := page.Events[i]; !reflect.DeepEqual(got, want) {
+			t.Errorf("row %d is %+v, want %+v", i, got, want)
+		}
 	}
 }
 
@@ -233,7 +251,7 @@ func TestEventsRefused(t *testing.T) {
 		`{"cursor":"!"}`:         "argument cursor: not one of this tool's",
 		`{"cursor":"MA"}`:        "argument cursor: not one of this tool's",
 		`{"limit":101}`:          "argument limit: out of range 1..100",
-		`{"board":"bord-00001"}`: "near it: board-00001",
+		`{"board":"bord-001"}`:   "near it: board-001",
 	} {
 		if _, err := ask(args); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
@@ -257,7 +275,7 @@ func (b *blockedEvents) Newest(context.Context, EventQuery, func(kernel.Event) b
 func TestSearchShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &blockedEvents{release: make(chan struct{})}
-		p := New(Options{Boards: newAskedFleet(t, 1), Events: log})
+		p := New(Options{Boards: newFleet(1), Events: log})
 		search := func(actor string) error {
 			_, err := p.events(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "acme", Actor: actor}, Arguments: json.RawMessage(`{}`)})
 			return err

@@ -25,7 +25,7 @@ type metric struct {
 }
 
 // metrics lists the figures, in the order in which answers and messages name them.
-var metrics = []metric{
+var metrics = [...]metric{
 	{key: "cpu_pct", module: "cpu", history: "cpu.usage_percent"},
 	{key: "mem_pct", module: "memory"}, // of mem_bytes and mem_total_bytes
 	{key: "mem_bytes", module: "memory", history: "mem_bytes"},
@@ -45,8 +45,8 @@ var metrics = []metric{
 	{key: "wear_pre_eol", module: "wear", history: "wear.pre_eol", isModule: true}, // 1 normal, 2 warning, 3 urgent
 }
 
-// numMetrics is len(metrics), for arrays (TestMetrics).
-const numMetrics = 17
+// numMetrics is the length of arrays with an element for each metric.
+const numMetrics = len(metrics)
 
 // metricIndex returns the index of a metric in metrics; -1 for an unknown one.
 func metricIndex(key string) int {
@@ -58,8 +58,8 @@ func metricIndex(key string) int {
 	return -1
 }
 
-// keys are the keys of metrics.
-var keys = func() []string {
+// metricKeys are the keys of metrics, in their order.
+var metricKeys = func() []string {
 	list := make([]string, len(metrics))
 	for i := range metrics {
 		list[i] = metrics[i].key
@@ -67,8 +67,8 @@ var keys = func() []string {
 	return list
 }()
 
-// metricKeys lists the keys for messages.
-func metricKeys() string { return strings.Join(keys, ", ") }
+// metricKeyList has the keys for messages.
+var metricKeyList = strings.Join(metricKeys, ", ")
 
 // figures are the newest known values of one board's metrics, NaN for unknown ones, and when the relay
 // got them or learned that the board has no such value, Unix ms.

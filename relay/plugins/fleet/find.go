@@ -31,7 +31,7 @@ var findTool = tool{
 		{Name: "text", Type: arguments.String, Min: 1, Max: 100, Description: "part of name, id, tag or description", Example: "attic"},
 		{Name: "tag", Type: arguments.String, Min: 1, Max: 32, Pattern: tagPattern, Form: "a tag: a-z, 0-9 and -", Example: "lab"},
 		{Name: "status", Type: arguments.String, Enum: []string{string(Online), string(Suspect), string(Offline)}},
-		{Name: "where", Type: arguments.String, Min: 1, Max: maxWhere, Description: "comparisons with and, or, (): cpu_pct > 80 and disk_pct > 90; keys: " + metricKeys(), Example: "cpu_pct > 80 and disk_pct > 90"},
+		{Name: "where", Type: arguments.String, Min: 1, Max: maxWhere, Description: "comparisons with and, or, (): cpu_pct > 80 and disk_pct > 90; keys: " + metricKeyList, Example: "cpu_pct > 80 and disk_pct > 90"},
 		{Name: "limit", Type: arguments.Integer, Min: 1, Max: maxFound, Default: defaultFound},
 		{Name: "cursor", Type: arguments.String, Min: 1, Max: 200, Description: "next_cursor of the page before"},
 	},
@@ -77,7 +77,7 @@ const maxUnknownBoards = 5
 
 // find selects boards and returns a page of them in the order of their names.
 func (p *Plugin) find(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	began := time.Now()
+	began := p.opt.Now()
 	args := findArguments{Limit: defaultFound}
 	if err := readArguments(r, &args); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (p *Plugin) findWhere(ctx context.Context, r *kernel.Request, where string,
 			if out.Unknown == nil {
 				out.Unknown = make(map[string]int)
 			}
-			out.Unknown[cmp.Or(list[i].unknown, notMeasured)]++
+			out.Unknown[cmp.Or(list[i].unknown, reasonNotMeasured)]++
 			if len(out.UnknownBoards) < maxUnknownBoards {
 				out.UnknownBoards = append(out.UnknownBoards, boards[i].Label())
 			}
@@ -170,7 +170,7 @@ func (p *Plugin) findPage(r *kernel.Request, page []Board, remaining int, began 
 		rows[i] = foundRow(&page[i])
 		if r.Caller.Has(manifest.ScopeCallReadOnly) {
 			f := p.figures.get(p.opt.Boards, p.cacheKey(r, page[i].ID), began)
-			rows[i].addFigures(&f, shown, time.Now())
+			rows[i].addFigures(&f, shown, p.opt.Now())
 		}
 	}
 	const others = 480 // bytes of the answer besides the rows

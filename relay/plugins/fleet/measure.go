@@ -2,19 +2,9 @@ package fleet
 
 import (
 	"context"
-	"time"
 
 	"agentctl/manifest"
 	"agentctl/relay/kernel"
-)
-
-// Why a figure of a board is not known, in answers.
-const (
-	notMeasured = "not_measured" // the board has no such figure
-	noAnswer    = "no_answer"    // it did not answer within askTimeout
-	notAsked    = "not_asked"    // there was no time to ask it
-	refused     = "refused"      // a scope or a limit of its tool
-	failed      = "failed"       // it answered with an error
 )
 
 // measured is what measure found out about a board.
@@ -34,25 +24,23 @@ var sources = []struct {
 	{manifest.KindModules, manifest.VerbRead, true},
 }
 
-// measure returns the figures of boards, none older than maxFigureAge. Boards whose figures are not
-// known are asked, if needs reports for their present figures that a frame or modules are needed. A
-// board that could not answer the one is not asked for the other.
-// It takes the caller's own right to call the boards' tools.
+// measure returns the figures of boards, none older than maxFigureAge. needs reports whether a board with
+// such figures has to be asked for a frame, or for its modules. A board that could not answer the one is
+// not asked for the other. The caller must have the right to call the boards' tools.
 func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board, needs func(f *figures, modules bool) bool) ([]measured, error) {
 	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
 	defer cancel()
-	now := time.Now()
+	now := p.opt.Now()
 	list := make([]measured, len(boards))
 	for i := range boards {
 		if boards[i].Status == Offline {
-			list[i] = measured{*newFigures(), string(Offline)}
+			list[i] = measured{*newFigures(), reasonOffline}
 			continue
 		}
 		list[i].figures = p.figures.get(p.opt.Boards, p.cacheKey(r, boards[i].ID), now)
 	}
 	for _, source := range sources {
 		var questions []question
-		var of []int // index of the board of each question
 		for i := range boards {
 			f := &list[i].figures
 			if list[i].unknown != "" || !needs(f, source.isModule) {
@@ -61,23 +49,23 @@ func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board,
 			tool, ok := p.boardTool(ctx, r.Caller.Tenant, boards[i].ID, source.kind, source.verb)
 			switch {
 			case boards[i].Status == Suspect:
-				list[i].unknown = string(Suspect)
+				list[i].unknown = reasonSuspect
 			case !ok:
-				list[i].unknown = notMeasured
+				list[i].unknown = reasonNotMeasured
 			default:
-				questions, of = append(questions, question{tool: tool}), append(of, i)
+				questions = append(questions, question{tool, i})
 			}
 		}
 		if len(questions) == 0 {
 			continue
 		}
-		err := p.askBoards(ctx, r, questions, func(q int, res *kernel.Result, err error) {
-			i := of[q]
+		err := p.askBoards(ctx, r, questions, func(q question, res *kernel.Result, err error) {
+			i := q.about
 			if err != nil {
-				list[i].unknown = whyUnknown(err)
+				list[i].unknown = coarseReasonOf(err)
 				return
 			}
-			p.figures.put(p.cacheKey(r, boards[i].ID), source.kind, res.Structured, time.Now())
+			p.figures.put(p.cacheKey(r, boards[i].ID), source.kind, res.Structured, p.opt.Now())
 			list[i].figures = p.figures.get(p.opt.Boards, p.cacheKey(r, boards[i].ID), now)
 		})
 		if err != nil {
@@ -85,22 +73,4 @@ func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board,
 		}
 	}
 	return list, nil
-}
-
-// whyUnknown names the reason for which a board could not be read.
-func whyUnknown(err error) string {
-	e := manifest.AsError(err)
-	switch {
-	case e == errNotAsked:
-		return notAsked
-	case e.Code == manifest.DeadlineExceeded:
-		return noAnswer
-	case e.Code == manifest.NodeOffline && e.Reason == "suspect":
-		return string(Suspect)
-	case e.Code == manifest.NodeOffline:
-		return string(Offline)
-	case e.Code == manifest.SafetyDenied || e.Code == manifest.RateLimited:
-		return refused
-	}
-	return failed
 }

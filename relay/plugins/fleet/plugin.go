@@ -2,13 +2,35 @@
 // that name boards in their arguments, in place of one tool for each verb of each board. Clients
 // list them with /mcp?toolset=fleet.
 //
-//	p := fleet.New(fleet.Options{Call: k.Call, Boards: boards})
+//	p := fleet.New(fleet.Options{Call: k.Call, Boards: boards, Events: events})
 //	err := k.Load(p, false)
 //
-// Each tool is a row of tools, in a separate file. A tool reaches boards through the kernel as
-// the caller itself, so that the scopes, limits, audit records and events of the board's tools
-// apply (Plugin.callBoard, Plugin.askBoards). Answers about a fleet have at most MaxAnswer bytes; those of
-// fleet.describe, fleet.watch and fleet.events with a limit have other bounds.
+// Each tool is a row of tools, in a separate file:
+//
+//	fleet.find      find.go      boards by name, tag, status, or a condition on figures (where.go)
+//	fleet.describe  describe.go  one board and its tools
+//	fleet.call      call.go      one tool of one board
+//	fleet.query     query*.go    figures of many boards, now (query_now.go) or from the boards' own
+//	                             history (query_history.go); query.go has the steps
+//	fleet.watch     watch.go     some boards for some seconds, as a stream
+//	fleet.events    events.go    what the event log has about boards
+//
+// # Asking boards
+//
+// A tool reaches boards through the kernel as the caller itself (ask.go), so that the scopes, limits,
+// audit records and events of the board's tools apply. Three bounds keep a call from taking the relay:
+//
+//   - An identity has maxAskingCalls calls at a time that ask many boards (Plugin.acquireAsking).
+//   - A tenant asks maxAsked boards at a time. A board that is slow makes room for the next one
+//     (askSlots).
+//   - A call ends at its deadline with what it has. Each board without a value is counted with a
+//     reason (reasons.go).
+//
+// Figures of the last 30 s are not asked for again: figureCache keeps them, and frames of metric
+// streams that are open for somebody count too (figures.go).
+//
+// Answers have at most MaxAnswer bytes, a budget of a model's context. Those of fleet.describe,
+// fleet.watch and fleet.events with a limit have other bounds.
 package fleet
 
 import (
@@ -37,8 +59,9 @@ type Options struct {
 	Boards Boards
 	// Events is what the relay recorded.
 	Events Events
-	// Differs reports whether a stage of the relay may answer callers differently, by its rules or by
-	// removing secrets. What boards answered one caller is then not used for others. Default: false.
+	// Differs reports whether a stage of the relay may answer callers differently: by its rules, or by
+	// removing secrets. While it does, figures that boards gave one caller are not shown to others. It
+	// is called for each figure, so it must only read memory. Default: false.
 	Differs func() bool
 	// Refuses reports whether a stage of the relay refuses a tool to the caller of r, so that answers
 	// do not list it. Default: false.
@@ -55,7 +78,7 @@ type Plugin struct {
 	slots   askSlots
 
 	mu   sync.Mutex    // protects used; a leaf
-	used map[share]int // calls in progress
+	used map[share]int // calls in progress; without an entry: none
 }
 
 // New makes the plugin.
@@ -93,7 +116,7 @@ func tools() []tool {
 	return []tool{findTool, describeTool, queryTool, watchTool, callTool, eventsTool}
 }
 
-// Run implements the life of a built-in plugin: it has nothing to do in the background.
+// Run waits for ctx: the plugin has nothing to do in the background. The relay runs all built-in plugins.
 func (p *Plugin) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return context.Cause(ctx)

@@ -38,7 +38,7 @@ var queryTool = tool{
 type boardValues struct {
 	board  Board
 	values []float64 // of the plan's metrics, NaN where there is none
-	why    string    // there are no values: a word of missingReasons
+	why    string    // there are no values: one of the reasons
 	group  []string  // in which the board counts
 	change *change   // of the plan's first metric, for a board that is named
 	level  float64   // that the change is about
@@ -69,84 +69,60 @@ func (p *Plugin) query(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	defer release()
 	boards := make([]boardValues, len(selected))
 	for i := range selected {
-		boards[i] = boardValues{board: selected[i], values: nans(len(q.metrics)), why: whyNot(&selected[i])}
+		boards[i] = boardValues{board: selected[i], values: nans(len(q.metrics)), why: statusReason(&selected[i])}
 	}
-	over := newOverTime(q)
+	totals := newSeriesTotals(q)
 	if q.isNow {
-		err = p.askNow(ctx, r, q, boards)
+		p.askNow(ctx, r, q, boards)
 	} else {
-		p.askPast(ctx, r, q, boards, over)
+		p.askPast(ctx, r, q, boards, totals)
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := p.assignGroups(ctx, r, q, boards); err != nil {
-		return nil, err
-	}
+	p.assignGroups(ctx, r, q, boards)
 	named := rank(q, boards)
 	p.findChanges(ctx, r, q, boards, named, now)
-	return newQueryAnswer(q, boards, named, over, now).result()
+	return newQueryAnswer(q, boards, named, totals, now).result()
 }
 
-// whyNot is why a board is not asked, "" if it can be.
-func whyNot(b *Board) string {
-	switch b.Status {
-	case Online:
-		return ""
-	case Suspect:
-		return missingSilent
-	}
-	return missingOffline
-}
-
-// askPast asks the boards for their values over the window of q.
-func (p *Plugin) askPast(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues, over *overTime) {
+// askPast asks the boards for their values over the window of q, those that have no reason not to be asked.
+// A board for which there was no time in queryTime gets that as the reason.
+func (p *Plugin) askPast(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues, totals *seriesTotals) {
 	h := &historyRequest{metrics: q.metrics, from: q.from.UnixMilli(), to: q.to.UnixMilli(), step: q.boardStep().Milliseconds(), aggregate: q.aggregate}
-	p.askEach(ctx, r, boards, queryTime, boardTime, func(ctx context.Context, b *boardValues) {
+	var asked []*boardValues
+	for i := range boards {
+		if boards[i].why == "" {
+			asked = append(asked, &boards[i])
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, queryTime)
+	defer cancel()
+	started := p.slots.each(ctx, r.Caller.Tenant, len(asked), boardTime, func(ctx context.Context, i int) {
+		b := asked[i]
 		values, err := p.boardHistory(ctx, r, b.board.ID, h)
 		if err != nil {
-			b.why = whyFailed(err)
+			b.why = reasonOf(err)
 			return
 		}
-		b.why = missingData
+		b.why = reasonNotMeasured
 		for i := range values {
 			b.values[i] = foldValues(values[i], q.aggregate)
 			if !math.IsNaN(b.values[i]) {
 				b.why = ""
 			}
 		}
-		over.add(values)
+		totals.add(values)
 	})
+	for _, b := range asked[started:] {
+		b.why = reasonNotAsked
+	}
 }
 
-// boardHistory returns the values of one board, see askHistory.
+// boardHistory is askHistory for a board by its id; errNoHistory if it has no such tool.
 func (p *Plugin) boardHistory(ctx context.Context, r *kernel.Request, nodeID string, h *historyRequest) ([][]float64, error) {
 	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, manifest.KindHistory, manifest.VerbQuery)
 	if !ok {
 		return nil, errNoHistory
 	}
 	return p.askHistory(ctx, r, name, h)
-}
-
-// errNoHistory is the outcome of a board without system.history.
-var errNoHistory = &manifest.Error{Code: manifest.BadRequest, Message: "the board has no history", Reason: "no_history"}
-
-// askEach calls ask for each board that has no reason not to be asked, as many at a time as slots
-// allow, within a time for all and one for each board. Boards for which there was no time get that
-// as the reason.
-func (p *Plugin) askEach(ctx context.Context, r *kernel.Request, boards []boardValues, total, each time.Duration, ask func(ctx context.Context, b *boardValues)) {
-	ctx, cancel := context.WithTimeout(ctx, total)
-	defer cancel()
-	var list []*boardValues
-	for i := range boards {
-		if boards[i].why == "" {
-			list = append(list, &boards[i])
-		}
-	}
-	started := p.slots.each(ctx, r.Caller.Tenant, len(list), each, func(ctx context.Context, i int) { ask(ctx, list[i]) })
-	for _, b := range list[started:] {
-		b.why = missingTime
-	}
 }
 
 // findChanges finds since when the named boards are as they are, from the values of their history: in
@@ -185,42 +161,42 @@ func (p *Plugin) findChanges(ctx context.Context, r *kernel.Request, q *queryPla
 // noticeable is the part of the usual value by which a board has to differ to be called different.
 const noticeable = 0.05
 
-// overTime merges the values of boards step by step, for a query with a step.
-type overTime struct {
-	mu     sync.Mutex // protects all
-	totals [][]total  // by metric and step; nil: the query has no step
+// seriesTotals merges the values of boards step by step, for a query with a step.
+type seriesTotals struct {
+	mu    sync.Mutex // protects steps
+	steps [][]tally  // by metric and step; nil: the query has no step
 }
 
-// total is what is kept of a step.
-type total struct {
+// tally summarizes values that are added one by one. The zero value has none.
+type tally struct {
 	n        int
 	sum      float64
 	min, max float64
 }
 
-func newOverTime(q *queryPlan) *overTime {
-	o := new(overTime)
+func newSeriesTotals(q *queryPlan) *seriesTotals {
+	o := new(seriesTotals)
 	if q.step == 0 {
 		return o
 	}
 	for range q.metrics {
-		o.totals = append(o.totals, make([]total, points(q.to.Sub(q.from), q.step)))
+		o.steps = append(o.steps, make([]tally, points(q.to.Sub(q.from), q.step)))
 	}
 	return o
 }
 
 // add adds the values of a board, by metric and step.
-func (o *overTime) add(values [][]float64) {
+func (o *seriesTotals) add(values [][]float64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for i := range o.totals {
-		for j := range o.totals[i] {
-			o.totals[i][j].add(values[i][j])
+	for i := range o.steps {
+		for j := range o.steps[i] {
+			o.steps[i][j].add(values[i][j])
 		}
 	}
 }
 
-func (t *total) add(v float64) {
+func (t *tally) add(v float64) {
 	if math.IsNaN(v) {
 		return
 	}
@@ -232,7 +208,7 @@ func (t *total) add(v float64) {
 
 // value is what stands for the step: the lowest or highest value of a board if the query asks for
 // those, else the mean over the boards.
-func (t *total) value(aggregate string) float64 {
+func (t *tally) value(aggregate string) float64 {
 	switch {
 	case t.n == 0:
 		return math.NaN()

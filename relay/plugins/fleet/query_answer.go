@@ -2,56 +2,13 @@ package fleet
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
-	"errors"
 	"math"
 	"slices"
 	"time"
 
-	"agentctl/manifest"
 	"agentctl/relay/kernel"
 )
-
-// Why a board has no value.
-const (
-	missingOffline = "offline"
-	missingSilent  = "suspect"      // it has a link and does not answer
-	missingHistory = "no_history"   // it runs a version without history, or history is off
-	missingData    = "not_measured" // it has not recorded or does not measure this
-	missingLate    = "no_answer"    // it did not answer in time
-	missingTime    = "not_asked"    // there was no time to ask it
-	missingBusy    = "busy"         // its limits, or those of the caller
-	missingDenied  = "refused"      // the caller may not ask it
-	missingBad     = "bad_answer"   // its answer does not fit the question
-	missingError   = "failed"       // anything else
-)
-
-// whyFailed is the reason for a board that answered with an error.
-func whyFailed(err error) string {
-	e := manifest.AsError(err)
-	switch {
-	case errors.Is(err, errNoHistory), e.Code == manifest.BadRequest && e.Reason == "tool":
-		return missingHistory
-	case errors.Is(err, errNoTool):
-		return missingData
-	case errors.Is(err, errNotAsked):
-		return missingTime
-	case e.Code == manifest.NodeOffline && e.Reason == "suspect":
-		return missingSilent
-	case e.Code == manifest.NodeOffline:
-		return missingOffline
-	case e.Code == manifest.DeadlineExceeded, errors.Is(err, context.DeadlineExceeded):
-		return missingLate
-	case e.Code == manifest.RateLimited:
-		return missingBusy
-	case e.Code == manifest.SafetyDenied:
-		return missingDenied
-	case e.Reason == "bad_result":
-		return missingBad
-	}
-	return missingError
-}
 
 // rank returns the indexes of the boards that a query with top names, the first first.
 func rank(q *queryPlan, boards []boardValues) []int {
@@ -196,7 +153,7 @@ const (
 	farOut    = 3
 )
 
-func newQueryAnswer(q *queryPlan, boards []boardValues, named []int, over *overTime, now time.Time) *queryAnswer {
+func newQueryAnswer(q *queryPlan, boards []boardValues, named []int, totals *seriesTotals, now time.Time) *queryAnswer {
 	a := &queryAnswer{Figures: figuresOf(q, boards), Boards: countAnswered(boards)}
 	if q.isNow {
 		a.At = rfc3339(now)
@@ -217,9 +174,9 @@ func newQueryAnswer(q *queryPlan, boards []boardValues, named []int, over *overT
 	if q.step > 0 {
 		a.Series = &fleetSeries{StepS: int64(q.step / time.Second), Values: make(map[string][]*rounded)}
 		for i, m := range q.metrics {
-			list := make([]*rounded, len(over.totals[i]))
+			list := make([]*rounded, len(totals.steps[i]))
 			for j := range list {
-				list[j] = known(over.totals[i][j].value(q.aggregate))
+				list[j] = known(totals.steps[i][j].value(q.aggregate))
 			}
 			a.Series.Values[metrics[m].key] = list
 		}
@@ -341,8 +298,7 @@ func groupsOf(q *queryPlan, boards []boardValues) (list []group) {
 	return list
 }
 
-// result encodes the answer. Where it is too long, what says least is left out first: the names of
-// boards without a value, outliers, groups, every other value of the series, the last of the top.
+// result encodes the answer. While it is too long, shorten leaves out what says least.
 func (a *queryAnswer) result() (*kernel.Result, error) {
 	for {
 		data, err := json.Marshal(a)
@@ -355,7 +311,9 @@ func (a *queryAnswer) result() (*kernel.Result, error) {
 	}
 }
 
-// shorten leaves something out, and reports whether there was something.
+// shorten leaves out one thing and reports whether there was one: in this order the names of boards
+// without a value but one for each reason, outliers but one, groups but one, the last of these names,
+// and boards of the top but one. What remains fits, with a series of maxSeriesValues as well (TestAnswersFit).
 func (a *queryAnswer) shorten() bool {
 	for _, m := range a.Boards.Missing {
 		if n := len(m.Boards); n > 1 {

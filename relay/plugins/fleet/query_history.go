@@ -16,9 +16,6 @@ import (
 // reads in two seconds what it can, and leaves the rest to the next page.
 const maxHistoryPages = 4
 
-// errBadHistory is the outcome of a board whose answer does not fit the question.
-var errBadHistory = &manifest.Error{Code: manifest.Internal, Message: "the board's history does not fit the question", Reason: "bad_result"}
-
 // historyRequest asks one board for n values of each metric: one for each step from a time on, up to
 // an end.
 type historyRequest struct {
@@ -131,9 +128,6 @@ func (p *Plugin) readHistory(ctx context.Context, r *kernel.Request, tool string
 	}
 	return nil, errSlowHistory
 }
-
-// errSlowHistory is the outcome of a board that did not finish its answer within maxHistoryPages.
-var errSlowHistory = &manifest.Error{Code: manifest.DeadlineExceeded, Message: "the board reads its history too slowly", Reason: "slow"}
 
 func (p *Plugin) readHistoryPage(ctx context.Context, r *kernel.Request, tool string, h *historyRequest, names []string, cursor string) (*historyPage, error) {
 	args, err := json.Marshal(struct {

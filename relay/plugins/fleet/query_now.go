@@ -28,7 +28,7 @@ const (
 // Two limits end it: nowTime for all boards, and askTimeout for each tool of a board. A board that was
 // not asked in that time is missing with another reason than one that did not answer, so that a caller
 // knows that asking fewer boards helps.
-func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) error {
+func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) {
 	now := p.opt.Now()
 	var cold []*boardValues
 	for i := range boards {
@@ -46,20 +46,19 @@ func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, bo
 		b := cold[i]
 		f, err := p.currentFigures(ctx, r, b.board.ID, q.metrics)
 		if b.takeFigures(q, f); err != nil && b.why != "" {
-			b.why = whyFailed(err)
+			b.why = reasonOf(err)
 		}
 	})
 	for _, b := range cold[started:] {
 		if b.why != "" {
-			b.why = missingTime
+			b.why = reasonNotAsked
 		}
 	}
-	return nil
 }
 
 // takeFigures takes the values of the plan's metrics. A board without any has no data.
 func (b *boardValues) takeFigures(q *queryPlan, f *figures) {
-	b.why = missingData
+	b.why = reasonNotMeasured
 	for i, m := range q.metrics {
 		if b.values[i] = metrics[m].possible(f.values[m]); !math.IsNaN(b.values[i]) {
 			b.why = ""
@@ -102,9 +101,6 @@ func (p *Plugin) currentFigures(ctx context.Context, r *kernel.Request, nodeID s
 	f = p.figures.get(p.opt.Boards, p.cacheKey(r, nodeID), p.opt.Now())
 	return &f, err
 }
-
-// errNoTool is the outcome of a board that lacks the tool that a question needs.
-var errNoTool = &manifest.Error{Code: manifest.BadRequest, Message: "the board has no such tool", Reason: "no_tool"}
 
 // askFigures asks a board with one of its tools and keeps the answer.
 func (p *Plugin) askFigures(ctx context.Context, r *kernel.Request, nodeID, kind, verb string) error {
@@ -180,7 +176,7 @@ func (c *modelCache) put(key, model string, now time.Time) {
 
 // assignGroups says in which groups each board counts, with values or without. Models are asked for,
 // of boards that are online.
-func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) error {
+func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPlan, boards []boardValues) {
 	now := p.opt.Now()
 	var unknown []*boardValues
 	for i := range boards {
@@ -206,7 +202,6 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 			unknown[i].group[0] = model
 		}
 	})
-	return nil
 }
 
 // boardModel asks a board for its model.

@@ -157,12 +157,12 @@ func (q *queryPlan) parseStep(a *queryArguments) error {
 		return arguments.Invalid("argument step: must be a duration of 10s or more, such as 10m or 1h")
 	}
 	step = step.Truncate(time.Second) // as the answer says it
-	most := maxSeriesValues / len(q.metrics)
+	maxPoints := maxSeriesValues / len(q.metrics)
 	window := q.to.Sub(q.from)
-	if points := (window + step - 1) / step; points > time.Duration(most) {
-		least := (window + time.Duration(most) - 1) / time.Duration(most)
+	if n := points(window, step); n > maxPoints {
+		minStep := (window + time.Duration(maxPoints) - 1) / time.Duration(maxPoints)
 		return arguments.Invalid("argument step: too short, this makes %d values of each metric and an answer fits %d; use %s or more, a shorter window, or leave step out",
-			points, most, roundUp(least))
+			n, maxPoints, roundUp(minStep))
 	}
 	q.step = min(step, window)
 	return nil
@@ -196,23 +196,20 @@ func (q *queryPlan) boardStep() time.Duration {
 // points is how many steps a window has.
 func points(window, step time.Duration) int { return int((window + step - 1) / step) }
 
-// parseMetrics returns the indexes of the metrics with these keys, or of others if there are none.
-func parseMetrics(keys, others []string) (list []int, err error) {
+// parseMetrics returns the indexes of the metrics with these keys, each once; of the defaults if there
+// are no keys.
+func parseMetrics(keys, defaults []string) (list []int, err error) {
 	if len(keys) == 0 {
-		keys = others
+		keys = defaults
 	}
 	for _, key := range keys {
 		i := metricIndex(key)
 		if i < 0 {
-			names := make([]string, len(metrics))
-			for i := range metrics {
-				names[i] = metrics[i].key
+			hint := ""
+			if near := suggest.Nearest(key, metricKeys); near != "" {
+				hint = "; the nearest is " + near
 			}
-			nearest := ""
-			if near := suggest.Nearest(key, names); near != "" {
-				nearest = "; the nearest is " + near
-			}
-			return nil, arguments.Invalid("argument metrics: one is not known%s; there are %s", nearest, metricKeys())
+			return nil, arguments.Invalid("argument metrics: one is not known%s; there are %s", hint, metricKeyList)
 		}
 		if !slices.Contains(list, i) {
 			list = append(list, i)
@@ -330,10 +327,10 @@ func tagsOf(all []Board) string {
 	if len(tags) == 0 {
 		return "none of your boards has a tag"
 	}
-	const most = 12
+	const maxShown = 12
 	more := ""
-	if len(tags) > most {
-		tags, more = tags[:most], " and others"
+	if len(tags) > maxShown {
+		tags, more = tags[:maxShown], " and others"
 	}
 	return "there are " + strings.Join(tags, ", ") + more
 }

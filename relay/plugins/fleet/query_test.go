@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -15,630 +14,489 @@ import (
 	"time"
 
 	"agentctl/manifest"
-	"agentctl/relay/kernel"
 )
 
-// askedFleet is a fleet of boards that answer from memory, as Boards and as the kernel.
-type askedFleet struct {
-	boards []Board
-	tools  map[string][]manifest.Tool
-
-	// answer, if it is set, answers the calls of a board in place of the fleet.
-	answer map[string]func(ctx context.Context, tool manifest.ToolName, args []byte) ([]byte, error)
-	// value is what board i recorded of a metric of system.history at a time; NaN: nothing.
-	value func(i int, name string, ms int64) float64
-
-	mu       sync.Mutex
-	calls    map[string]int // by kind
-	inFlight atomic.Int64
-	most     atomic.Int64
-	lists    atomic.Int64 // calls of List
-	delay    time.Duration
+// wantSince checks from when to when a board of the top is said to be as it is; a zero time is none. The
+// times are those of steps of the history: 5 minutes of a day.
+func wantSince(t *testing.T, b topBoard, since, until time.Time) {
+	t.Helper()
+	for _, tt := range []struct {
+		name, got string
+		want      time.Time
+	}{{"since", b.Since, since}, {"until", b.Until, until}} {
+		got, err := time.Parse(time.RFC3339, tt.got)
+		switch {
+		case tt.want.IsZero() && tt.got != "":
+			t.Errorf("%s: %s %s, want none", b.Name, tt.name, tt.got)
+		case !tt.want.IsZero() && (err != nil || got.Sub(tt.want).Abs() > 5*time.Minute):
+			t.Errorf("%s: %s %s, want %s", b.Name, tt.name, tt.got, tt.want.UTC().Format(time.RFC3339))
+		}
+	}
 }
 
-func nodeID(i int) string { return fmt.Sprintf("01hzx9k3m4p7q8r9s0t1v%05d", i) }
-
-// newAskedFleet makes n boards with the capabilities metrics, history, modules and info.
-func newAskedFleet(t *testing.T, n int) *askedFleet {
-	t.Helper()
-	f := &askedFleet{tools: make(map[string][]manifest.Tool), calls: make(map[string]int), answer: make(map[string]func(context.Context, manifest.ToolName, []byte) ([]byte, error)),
-		value: func(i int, name string, _ int64) float64 {
-			if name == "mem_total_bytes" {
-				return 200
-			}
-			return float64(i % 50)
-		}}
-	for i := range n {
-		f.boards = append(f.boards, Board{ID: nodeID(i), Name: fmt.Sprintf("board-%05d", i), NameSet: true, Status: Online})
-		f.setTools(t, i, manifest.KindMetrics, manifest.KindHistory, manifest.KindModules, manifest.KindInfo)
+// hotFleet is boards at 40 to 49 °C, of which three have been above 80 since their fan failed: board 17 for
+// 3 hours, board 50 for 20 hours, and board 99 for longer than the window.
+func hotFleet(began time.Time, boards int) *testFleet {
+	failed := map[int]time.Duration{17: 3 * time.Hour, 50: 20 * time.Hour, 99: 30 * time.Hour}
+	f := newFleet(boards)
+	f.reading = func(i int, _ string, at time.Time) float64 {
+		if ago, ok := failed[i]; ok && !at.Before(began.Add(-ago)) {
+			return 80 + float64(i)/1000
+		}
+		return 40 + float64(i%10)
 	}
 	return f
 }
 
-// setTools says which kinds a board announces.
-func (f *askedFleet) setTools(t *testing.T, i int, kinds ...string) {
-	t.Helper()
-	var list []manifest.Tool
-	for _, name := range kinds {
-		k, _ := manifest.LookupKind(name)
-		c := manifest.Capability{CapID: name[strings.IndexByte(name, '.')+1:], Kind: name, SchemaRef: k.Verbs[0].Input, SafetyClass: manifest.ReadOnly, Constraints: manifest.DefaultConstraints}
-		for _, v := range k.Verbs {
-			c.Verbs = append(c.Verbs, v.Name)
-		}
-		tools, err := manifest.Project(nodeID(i), &c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		list = append(list, tools...)
-	}
-	f.tools[nodeID(i)] = list
-}
-
-func (f *askedFleet) Lookup(_, ref string) (Board, bool) {
-	for _, b := range f.boards {
-		if b.ID == ref || b.Name == ref {
-			return b, true
-		}
-	}
-	return Board{}, false
-}
-
-func (f *askedFleet) List(string) []Board {
-	f.lists.Add(1)
-	return slices.Clone(f.boards)
-}
-
-func (f *askedFleet) Tools(_ context.Context, _, nodeID string) ([]manifest.Tool, error) {
-	return f.tools[nodeID], nil
-}
-
-func (f *askedFleet) Protocol(string) string { return "v2.1" }
-
-func (f *askedFleet) Frame(string) ([]byte, time.Time, bool) { return nil, time.Time{}, false }
-
-// call is the kernel of the fleet.
-func (f *askedFleet) call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
-	name, ok := manifest.ParseToolName(r.Tool)
-	if !ok {
-		return nil, errors.New("a tool of no board: " + r.Tool)
-	}
-	now := f.inFlight.Add(1)
-	defer f.inFlight.Add(-1)
-	for most := f.most.Load(); now > most && !f.most.CompareAndSwap(most, now); most = f.most.Load() {
-	}
-	f.mu.Lock()
-	f.calls[name.CapID]++
-	f.mu.Unlock()
-	if f.delay > 0 {
-		time.Sleep(f.delay)
-	}
-	answer := f.answer[name.NodeID]
-	if answer == nil {
-		answer = f.answerFromMemory
-	}
-	data, err := answer(ctx, name, r.Arguments)
-	if err != nil {
-		return nil, err
-	}
-	return &kernel.Result{Structured: data}, nil
-}
-
-func (f *askedFleet) answerFromMemory(_ context.Context, tool manifest.ToolName, args []byte) ([]byte, error) {
-	var i int
-	_, _ = fmt.Sscanf(tool.NodeID[21:], "%d", &i)
-	switch tool.CapID {
-	case "metrics":
-		v := func(name string) float64 { return f.value(i, name, time.Now().UnixMilli()) }
-		return fmt.Appendf(nil, `{"cpu_pct":%v,"mem_bytes":%v,"mem_total_bytes":200,"disk_pct":%v,"load_1m":0,"load_5m":0,"load_15m":0}`,
-			v("cpu.usage_percent"), v("mem_bytes"), v("disk.usage_percent")), nil
-	case "modules":
-		return fmt.Appendf(nil, `{"temperature":{"hottest_c":%v,"zones":[]},"unavailable":[]}`, f.value(i, "temperature.hottest_c", time.Now().UnixMilli())), nil
-	case "info":
-		return fmt.Appendf(nil, `{"model":"Model %d"}`, i%3), nil
-	}
-	return f.history(i, args)
-}
-
-// history answers system.history as a board does.
-func (f *askedFleet) history(i int, args []byte) ([]byte, error) {
-	var in struct {
-		From    int64    `json:"from_ms"`
-		To      int64    `json:"to_ms"`
-		Step    int64    `json:"step_ms"`
-		Metrics []string `json:"metrics"`
-	}
-	if err := json.Unmarshal(args, &in); err != nil {
-		return nil, err
-	}
-	columns := make(map[string][]*float64)
-	for _, name := range in.Metrics {
-		list := []*float64{}
-		for at := in.From; at < in.To; at += in.Step {
-			if v := f.value(i, name, min(at+in.Step, in.To)-1); math.IsNaN(v) {
-				list = append(list, nil)
-			} else {
-				list = append(list, &v)
-			}
-		}
-		columns[name] = list
-	}
-	return json.Marshal(map[string]any{"from_ms": in.From, "step_ms": in.Step, "metrics": columns})
-}
-
-// ask calls fleet.query and checks the bounds of every answer.
-func (f *askedFleet) ask(t *testing.T, p *Plugin, args string) (a queryResult, err error) {
-	t.Helper()
-	checked, err := queryInput.Check([]byte(args))
-	if err != nil {
-		t.Fatalf("%s: %v", args, err)
-	}
-	began := time.Now()
-	res, err := p.query(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "a", Actor: "agent"}, Arguments: checked})
-	if took := time.Since(began); took > kernel.CallBudget-200*time.Millisecond {
-		t.Errorf("%s took %v", args, took)
-	}
-	if err != nil {
-		return a, err
-	}
-	if n := len(res.Structured); n > MaxAnswer {
-		t.Errorf("%s: an answer of %d bytes", args, n)
-	}
-	if err := json.Unmarshal(res.Structured, &a); err != nil {
-		t.Fatal(err)
-	}
-	return a, nil
-}
-
-func (f *askedFleet) mustAsk(t *testing.T, p *Plugin, args string) queryResult {
-	t.Helper()
-	a, err := f.ask(t, p, args)
-	if err != nil {
-		t.Fatalf("%s: %v", args, err)
-	}
-	return a
-}
-
-func (f *askedFleet) plugin() *Plugin { return New(Options{Call: f.call, Boards: f}) }
-
-// queryResult is queryAnswer as a client reads it.
-type queryResult struct {
-	At, From, To, Aggregate string
-	Boards                  struct {
-		Matched, Answered int
-		Missing           map[string]struct {
-			N      int
-			Boards []string
-		}
-	}
-	Figures map[string]struct {
-		N                      int
-		Mean, Min, Median, Max float64
-	}
-	Top []struct {
-		Name, ID    string
-		Values      map[string]float64
-		Since       string
-		SinceBefore string `json:"since_before"`
-		Until       string
-		Level       float64
-	}
-	Outliers []struct {
-		Name, Metric string
-		Value        float64
-	}
-	More   int `json:"more_outliers"`
-	Groups []struct {
-		Group   string
-		N       int
-		Figures map[string]struct{ Mean float64 }
-	}
-	Series struct {
-		StepS  int64 `json:"step_s"`
-		Values map[string][]*float64
-	}
-}
-
-// "Which three boards are hottest and since when?" is one call, over a thousand boards, and its link
-// traffic is little.
+// "Which three boards are hottest and since when?" is one call, about now or about a day.
 func TestHottestSinceWhen(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour) // of virtual time: the day before is one, too
-		f := newAskedFleet(t, 1000)
-		began := time.Now()
-		fanFailed := map[int]time.Duration{17: 3 * time.Hour, 500: 20 * time.Hour, 999: 30 * time.Hour}
-		f.value = func(i int, name string, ms int64) float64 {
-			if ago, ok := fanFailed[i]; ok && ms >= began.Add(-ago).UnixMilli() {
-				return 80 + float64(i)/1000
+	for _, args := range []string{`{"metrics":["temperature_c"],"top":3}`, `{"metrics":["temperature_c"],"from":"24h","aggregate":"max","top":3}`} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			r := query(t, hotFleet(began, 200).plugin(), args)
+			if c := r.Figures["temperature_c"]; r.Boards.Answered != 200 || c.N != 200 || c.Median != 45 {
+				t.Errorf("%s: %d boards answered, %+v; want 200, and a median of 45", args, r.Boards.Answered, c)
 			}
-			return 40 + float64(i%10)
-		}
-		most := 0
-		bytes := make(map[string]int)
-		var mu sync.Mutex
-		for _, b := range f.boards {
-			f.answer[b.ID] = func(ctx context.Context, tool manifest.ToolName, args []byte) ([]byte, error) {
-				out, err := f.answerFromMemory(ctx, tool, args)
-				mu.Lock()
-				defer mu.Unlock()
-				bytes[tool.NodeID] += len(args) + len(out)
-				most = max(most, bytes[tool.NodeID])
-				return out, err
+			if len(r.Top) != 3 || r.Top[0].Name != boardName(99) || r.Top[1].Name != boardName(50) || r.Top[2].Name != boardName(17) {
+				t.Fatalf("%s: the hottest are %+v, want boards 99, 50 and 17", args, r.Top)
 			}
-		}
-		for _, args := range []string{`{"metrics":["temperature_c"],"top":3}`, `{"metrics":["temperature_c"],"from":"24h","aggregate":"max","top":3}`} {
-			clear(bytes)
-			most = 0
-			a := f.mustAsk(t, f.plugin(), args)
-			if a.Boards.Matched != 1000 || a.Boards.Answered != 1000 || a.Figures["temperature_c"].Median != 45 || a.Figures["temperature_c"].N != 1000 {
-				t.Errorf("%s: %+v", args, a)
+			wantSince(t, r.Top[1], began.Add(-20*time.Hour), time.Time{})
+			wantSince(t, r.Top[2], began.Add(-3*time.Hour), time.Time{})
+			if b := r.Top[0]; b.Since != "" || b.SinceBefore != began.Add(-24*time.Hour).UTC().Format(time.RFC3339) {
+				t.Errorf("%s: board 99 since %q, before %q; want before the window", args, b.Since, b.SinceBefore)
 			}
-			var names []string
-			for _, top := range a.Top {
-				names = append(names, top.Name)
+			if level := r.Top[2].Level; level < 60 || level > 80 {
+				t.Errorf("%s: the level is %v, want one between the usual and the high", args, level)
 			}
-			if !slices.Equal(names, []string{"board-00999", "board-00500", "board-00017"}) {
-				t.Fatalf("%s: the hottest are %v", args, names)
-			}
-			if a.Top[0].Since != "" || a.Top[0].SinceBefore != began.Add(-24*time.Hour).UTC().Format(time.RFC3339) {
-				t.Errorf("%s: hot since before yesterday: %+v", args, a.Top[0])
-			}
-			for i, ago := range map[int]time.Duration{1: 20 * time.Hour, 2: 3 * time.Hour} {
-				since, err := time.Parse(time.RFC3339, a.Top[i].Since)
-				if off := since.Sub(began.Add(-ago)); err != nil || off.Abs() > 5*time.Minute || a.Top[i].Until != "" || a.Top[i].Level < 60 {
-					t.Errorf("%s: %+v is off by %v: %v", args, a.Top[i], off, err)
+		})
+	}
+}
+
+// A query costs a board little traffic on its link.
+func TestQueryTraffic(t *testing.T) {
+	for _, args := range []string{`{"metrics":["temperature_c"],"top":3}`, `{"metrics":["temperature_c"],"from":"24h","aggregate":"max","top":3}`} {
+		synctest.Test(t, func(t *testing.T) {
+			f := hotFleet(time.Now(), 100)
+			var mu sync.Mutex
+			bytes := make(map[string]int) // by node id
+			for _, b := range f.boards {
+				f.answers[b.ID] = func(ctx context.Context, tool manifest.ToolName, args []byte) (string, error) {
+					out, err := f.answer(ctx, tool, args)
+					mu.Lock()
+					defer mu.Unlock()
+					bytes[tool.NodeID] += len(args) + len(out)
+					return out, err
 				}
 			}
-			if most > 4<<10 {
-				t.Errorf("%s: %d bytes of a board", args, most)
+			query(t, f.plugin(), args)
+			for id, n := range bytes {
+				if n > 4<<10 {
+					t.Errorf("%s: %d bytes of %s, want at most 4 KiB", args, n, id)
+				}
 			}
+		})
+	}
+}
+
+// A window that is over says when the values fell again.
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(20)
+		now := time.Now()
+		high, low := now.Add(-7*time.Hour), now.Add(-5*time.Hour)
+		f.reading = func(i int, _ string, at time.Time) float64 {
+			if i == 3 && at.After(high) && at.Before(low) {
+				return 90
+			}
+			return 30
 		}
+		r := query(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h","step":"1h","aggregate":"max","top":1}`)
+		if r.Top[0].Name != boardName(3) {
+			t.Fatalf("the highest is %+v, want board 3", r.Top)
+		}
+		wantSince(t, r.Top[0], high, low)
 	})
 }
 
-// A window that is over says when the values fell again, and the lowest boards are named as well.
-func TestUntilAndLowest(t *testing.T) {
+// A negative top names the lowest boards. A board that is like the others has been so always: no time is
+// named.
+func TestLowest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour)
-		f := newAskedFleet(t, 20)
-		now := time.Now()
-		f.value = func(i int, _ string, ms int64) float64 {
-			ago := now.Sub(time.UnixMilli(ms))
-			switch {
-			case i == 3 && ago > 5*time.Hour && ago < 7*time.Hour:
-				return 90
-			case i == 4:
+		f := newFleet(20)
+		f.reading = func(i int, _ string, _ time.Time) float64 {
+			if i == 4 {
 				return 2
 			}
 			return 30
 		}
 		p := f.plugin()
-		a := f.mustAsk(t, p, `{"metrics":["cpu_pct"],"from":"24h","step":"1h","aggregate":"max","top":1}`)
-		since, _ := time.Parse(time.RFC3339, a.Top[0].Since)
-		until, _ := time.Parse(time.RFC3339, a.Top[0].Until)
-		if a.Top[0].Name != "board-00003" || now.Sub(since).Round(10*time.Minute) != 7*time.Hour || now.Sub(until).Round(10*time.Minute) != 5*time.Hour {
-			t.Errorf("%+v", a.Top)
+		if r := query(t, p, `{"metrics":["cpu_pct"],"top":-1}`); len(r.Top) != 1 || r.Top[0].Name != boardName(4) || r.Top[0].SinceBefore == "" {
+			t.Errorf("the lowest: %+v, want board 4, since before the window", r.Top)
 		}
-		if a := f.mustAsk(t, p, `{"metrics":["cpu_pct"],"top":-1}`); len(a.Top) != 1 || a.Top[0].Name != "board-00004" || a.Top[0].SinceBefore == "" {
-			t.Errorf("the lowest: %+v", a.Top)
-		}
-		// A board that is like the others has been so always: no time is named.
-		if a := f.mustAsk(t, p, `{"metrics":["cpu_pct"],"top":2}`); len(a.Top) != 2 || a.Top[1].Since+a.Top[1].SinceBefore != "" {
-			t.Errorf("the usual: %+v", a.Top)
+		if r := query(t, p, `{"metrics":["cpu_pct"],"top":2}`); len(r.Top) != 2 || r.Top[1].Since+r.Top[1].SinceBefore != "" {
+			t.Errorf("the highest: %+v, want two that are as usual, without a time", r.Top)
 		}
 	})
 }
 
-// Figures of a moment ago are not asked for again; half a minute later they are. A frame is enough for
-// what it has, and what the board recorded a moment ago for the rest.
+// Figures of a moment ago are not asked for again; half a minute later they are. A frame is enough for what
+// it has, and what the board recorded a moment ago for the rest.
 func TestNowIsWarm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 30)
+		const boards = 30
+		f := newFleet(boards)
 		p := f.plugin()
-		ask := func(args, tool string, wantCalls int) {
-			t.Helper()
-			clear(f.calls)
-			a := f.mustAsk(t, p, args)
-			if f.calls[tool] != wantCalls || len(f.calls) > min(1, wantCalls) {
-				t.Errorf("%v, want %d of %s", f.calls, wantCalls, tool)
+		for _, step := range []struct {
+			wait time.Duration
+			args string
+			tool string // that all boards are asked for; "" for none
+		}{
+			{0, `{"metrics":["mem_pct"]}`, "metrics"},
+			{0, `{"metrics":["mem_pct","disk_pct"]}`, ""},
+			{0, `{}`, "history"},
+			{29 * time.Second, `{}`, ""},
+			{2 * time.Second, `{}`, "history"},
+		} {
+			f.forget()
+			time.Sleep(step.wait)
+			r := query(t, p, step.args)
+			want := map[string]int{}
+			if step.tool != "" {
+				want[step.tool] = boards
 			}
-			if a.Figures["mem_pct"].Max != 14.5 || a.Boards.Answered != 30 {
-				t.Errorf("%+v", a)
+			if got := f.asked(); fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Errorf("%s after %v: asked for %v, want %v", step.args, step.wait, got, want)
+			}
+			if r.Boards.Answered != boards || r.Figures["mem_pct"].Max != 2.9 {
+				t.Errorf("%s: %+v, want all boards and at most 2.9 %%", step.args, r)
 			}
 		}
-		ask(`{"metrics":["mem_pct"]}`, "metrics", 30)
-		ask(`{"metrics":["mem_pct","disk_pct"]}`, "metrics", 0)
-		ask(`{}`, "history", 30)
-		time.Sleep(29 * time.Second)
-		ask(`{}`, "history", 0)
-		time.Sleep(2 * time.Second)
-		ask(`{}`, "history", 30)
 	})
 }
 
-// Boards without a history, and those that do not record a module, are asked to read it; older boards
-// cannot.
-func TestNowIsRead(t *testing.T) {
+// Where a board's figure of now comes from depends on what it has: its history, a reading of its modules, or
+// nothing.
+func TestNowBySource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 5)
-		f.setTools(t, 0, manifest.KindMetrics, manifest.KindHistory)
-		f.setTools(t, 1, manifest.KindMetrics, manifest.KindModules)
-		f.setTools(t, 2, manifest.KindMetrics)
-		f.setTools(t, 3)
-		f.value = func(i int, name string, ms int64) float64 {
-			if i == 4 && ms < time.Now().UnixMilli() { // it was recorded long ago
+		f := newFleet(5)
+		f.announce(0, manifest.KindMetrics, manifest.KindHistory)
+		f.announce(1, manifest.KindMetrics, manifest.KindModules)
+		f.announce(2, manifest.KindMetrics)
+		f.announce(3)
+		f.reading = func(i int, _ string, at time.Time) float64 {
+			if i == 4 && at.Before(time.Now()) { // it records nothing, but can be asked to read
 				return math.NaN()
 			}
 			return 7
 		}
-		a := f.mustAsk(t, f.plugin(), `{"metrics":["temperature_c"]}`)
-		if a.Boards.Answered != 3 || a.Boards.Missing["no_history"].N != 2 || f.calls["modules"] != 2 || f.calls["history"] != 2 {
-			t.Errorf("%+v after %v", a, f.calls)
+		r := query(t, f.plugin(), `{"metrics":["temperature_c"]}`)
+		if r.Boards.Answered != 3 || r.Boards.Missing[reasonNoHistory].N != 2 {
+			t.Errorf("%+v, want 3 answers, and 2 boards that can neither record nor read it", r.Boards)
 		}
-		// Wear is recorded once an hour.
-		f.value = func(i int, name string, ms int64) float64 {
-			if name == "wear.pre_eol" && time.Since(time.UnixMilli(ms)) > time.Minute/2 {
-				return 2
+		if got := f.asked(); got["history"] != 2 || got["modules"] != 2 {
+			t.Errorf("asked for %v, want the history of 2 boards, and a reading of 2", got)
+		}
+		r = query(t, f.plugin(), `{"metrics":["cpu_pct"]}`)
+		if r.Boards.Answered != 4 || r.Boards.Missing[reasonNotMeasured].N != 1 {
+			t.Errorf("%+v, want 4 answers, and one board without the tool", r.Boards)
+		}
+	})
+}
+
+// Wear is recorded once an hour: a value of up to two hours ago is one of now.
+func TestNowOfWear(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(1)
+		f.announce(0, manifest.KindHistory)
+		f.reading = func(_ int, name string, at time.Time) float64 {
+			if name == "wear.pre_eol" && time.Since(at) > time.Minute/2 {
+				return 2 // the history counts from 0: urgent, which is 3 here
 			}
 			return math.NaN()
 		}
-		if a := f.mustAsk(t, f.plugin(), `{"metrics":["wear_pre_eol"],"boards":["board-00000"]}`); a.Figures["wear_pre_eol"].Max != 3 {
-			t.Errorf("%+v", a)
-		}
-		f.value = func(int, string, int64) float64 { return 7 }
-		if a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"]}`); a.Boards.Answered != 4 || a.Boards.Missing["not_measured"].N != 1 {
-			t.Errorf("%+v", a)
+		if r := query(t, f.plugin(), `{"metrics":["wear_pre_eol"]}`); r.Figures["wear_pre_eol"].Max != 3 {
+			t.Errorf("%+v, want 3", r.Figures)
 		}
 	})
 }
 
-// Boards that never answer, answer late, lie, refuse or are gone are counted with the reason and some
-// names; they do not change the figures of the others, nor do they hold the call up.
-func TestHostileBoards(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour)
-		f := newAskedFleet(t, 300)
-		f.value = func(int, string, int64) float64 { return 20 }
-		set := func(from, to int, answer func(ctx context.Context, tool manifest.ToolName, args []byte) ([]byte, error)) {
-			for i := from; i < to; i++ {
-				f.answer[nodeID(i)] = answer
-			}
-		}
-		fail := func(e *manifest.Error) func(context.Context, manifest.ToolName, []byte) ([]byte, error) {
-			return func(context.Context, manifest.ToolName, []byte) ([]byte, error) { return nil, e }
-		}
-		answer := func(format string) func(context.Context, manifest.ToolName, []byte) ([]byte, error) {
-			return func(_ context.Context, _ manifest.ToolName, args []byte) ([]byte, error) {
-				var in struct {
-					From int64 `json:"from_ms"`
-					Step int64 `json:"step_ms"`
+// historyAnswer is an answer of system.history for a question about one step, in which FROM and STEP stand
+// for what was asked.
+func historyAnswer(format string) answerFunc {
+	return func(_ context.Context, _ manifest.ToolName, args []byte) (string, error) {
+		var in historyArguments
+		err := json.Unmarshal(args, &in)
+		return strings.NewReplacer("FROM", fmt.Sprint(in.From), "STEP", fmt.Sprint(in.Step)).Replace(format), err
+	}
+}
+
+// Boards that never answer, lie, refuse or are gone are counted with the reason. They do not change the
+// figures of the others, nor do they hold the call up.
+func TestBoardsThatFail(t *testing.T) {
+	const each = 5 // boards of a kind
+	for _, tt := range []struct {
+		name   string
+		answer answerFunc
+		reason string
+	}{
+		{"never answers", silent, reasonNoAnswer},
+		{"more values than asked for", historyAnswer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[1,2,3,4,5]}}`), reasonBadAnswer},
+		{"another time and step", historyAnswer(`{"from_ms":0,"step_ms":1000,"metrics":{"cpu.usage_percent":[1]}}`), reasonBadAnswer},
+		{"another metric", historyAnswer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"load.load_1m":[1]}}`), reasonBadAnswer},
+		{"no JSON", historyAnswer(`{"from_ms":`), reasonBadAnswer},
+		{"a result that the kernel refused", failing(manifest.Internal, "bad_result"), reasonBadAnswer},
+		{"an impossible value", historyAnswer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[1e300]}}`), reasonNotMeasured},
+		{"no value", historyAnswer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[null]}}`), reasonNotMeasured},
+		{"pages without end", historyAnswer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[]},"next_cursor":"7"}`), reasonNoAnswer},
+		{"suspect", failing(manifest.NodeOffline, "suspect"), reasonSuspect},
+		{"offline", failing(manifest.NodeOffline, "offline"), reasonOffline},
+		{"at its rate", failing(manifest.RateLimited, "rate"), reasonBusy},
+		{"denied by a stage", failing(manifest.SafetyDenied, "acl_rule_1"), reasonRefused},
+		{"fails", failing(manifest.Internal, "device"), reasonFailed},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFleet(2 * each)
+				f.reading = always(20)
+				for i := range each {
+					f.answers[nodeID(i)] = tt.answer
 				}
-				err := json.Unmarshal(args, &in)
-				return []byte(strings.NewReplacer("FROM", fmt.Sprint(in.From), "STEP", fmt.Sprint(in.Step)).Replace(format)), err
-			}
-		}
-		set(0, 150, func(ctx context.Context, _ manifest.ToolName, _ []byte) ([]byte, error) { // never
-			<-ctx.Done()
-			return nil, &manifest.Error{Code: manifest.DeadlineExceeded, Reason: "gateway_deadline"}
+				r := query(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h"}`)
+				if len(r.Boards.Missing) != 1 || r.Boards.Missing[tt.reason].N != each || len(r.Boards.Missing[tt.reason].Boards) == 0 {
+					t.Errorf("missing are %+v, want %d as %s, some with names", r.Boards.Missing, each, tt.reason)
+				}
+				if c := r.Figures["cpu_pct"]; r.Boards.Answered != each || c.N != each || c.Min != 20 || c.Max != 20 {
+					t.Errorf("%d answered, %+v; want the %d others, at 20", r.Boards.Answered, c, each)
+				}
+			})
 		})
-		set(150, 160, answer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[1,2,3,4,5]}}`))
-		set(160, 170, answer(`{"from_ms":0,"step_ms":1000,"metrics":{"cpu.usage_percent":[1]}}`))
-		set(170, 180, answer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"load.load_1m":[1]}}`))
-		set(180, 190, answer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[1e300]}}`)) // impossible
-		set(190, 195, answer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[null]}}`))
-		set(195, 200, answer(`{"from_ms":FROM,"step_ms":STEP,"metrics":{"cpu.usage_percent":[]},"next_cursor":"7"}`)) // never done
-		set(200, 205, fail(&manifest.Error{Code: manifest.NodeOffline, Reason: "suspect"}))
-		set(205, 210, fail(&manifest.Error{Code: manifest.NodeOffline, Reason: "offline"}))
-		set(210, 215, fail(&manifest.Error{Code: manifest.RateLimited, Reason: "rate"}))
-		set(215, 220, fail(&manifest.Error{Code: manifest.SafetyDenied, Reason: "acl_rule_1"}))
-		set(220, 225, fail(&manifest.Error{Code: manifest.Internal, Reason: "device"}))
-		set(225, 230, fail(&manifest.Error{Code: manifest.Internal, Reason: "bad_result"}))
-		set(230, 235, answer(`{"from_ms":`))
-		f.boards[240].Status, f.boards[241].Status = Offline, Suspect
-		f.setTools(t, 242, manifest.KindMetrics)
-		a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h"}`)
-		want := map[string]int{missingLate: 155, missingBad: 40, missingData: 15, missingSilent: 6, missingOffline: 6, missingBusy: 5, missingDenied: 5, missingError: 5, missingHistory: 1}
-		for why, n := range want {
-			if got := a.Boards.Missing[why].N; got != n {
-				t.Errorf("%s: %d boards, want %d", why, got, n)
+	}
+}
+
+// Boards that cannot be asked are counted without a call.
+func TestBoardsThatAreNotAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(3)
+		f.boards[0].Status, f.boards[1].Status = Offline, Suspect
+		f.announce(2, manifest.KindMetrics)
+		r := query(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h"}`)
+		for _, reason := range []string{reasonOffline, reasonSuspect, reasonNoHistory} {
+			if n := r.Boards.Missing[reason].N; n != 1 {
+				t.Errorf("%d boards are missing as %s, want 1", n, reason)
 			}
 		}
-		if len(a.Boards.Missing) != len(want) || a.Boards.Answered != 300-238 {
-			t.Errorf("%+v", a.Boards)
-		}
-		if c := a.Figures["cpu_pct"]; c.N != a.Boards.Answered || c.Min != 20 || c.Max != 20 {
-			t.Errorf("%+v", a.Figures)
+		if f.calls() != 0 {
+			t.Errorf("%d calls", f.calls())
 		}
 	})
 }
 
-// However many boards are silent, the call ends in time and the others are in the answer, as far as
-// they could be asked.
+// However many boards are silent, the call ends in time and the others are in the answer, as far as they
+// could be asked.
 func TestSilentFleet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 5000)
-		for i := range f.boards {
-			if i%100 != 0 {
-				f.answer[nodeID(i)] = func(ctx context.Context, _ manifest.ToolName, _ []byte) ([]byte, error) {
-					<-ctx.Done()
-					return nil, context.Cause(ctx)
+	for _, args := range []string{`{"metrics":["cpu_pct"]}`, `{"metrics":["cpu_pct"],"from":"1h"}`} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(2000) // more than can be asked in the time
+			for i := range f.boards {
+				if i%100 != 0 {
+					f.answers[nodeID(i)] = silent
 				}
 			}
-		}
-		p := f.plugin()
-		for _, args := range []string{`{"metrics":["cpu_pct"]}`, `{"metrics":["cpu_pct"],"from":"1h"}`} {
-			a := f.mustAsk(t, p, args)
-			if a.Boards.Answered < 5 || a.Boards.Missing[missingTime].N == 0 || a.Boards.Missing[missingLate].N < 64 {
-				t.Errorf("%s: %+v", args, a.Boards)
+			r := query(t, f.plugin(), args)
+			if r.Boards.Answered < 5 || r.Boards.Missing[reasonNotAsked].N == 0 || r.Boards.Missing[reasonNoAnswer].N < maxAsked {
+				t.Errorf("%s: %+v, want some answers, at least %d silent boards, and some that were not asked", args, r.Boards, maxAsked)
 			}
-		}
-		if most := f.most.Load(); most > maxAsked+maxSlow {
-			t.Errorf("%d boards were asked at a time", most)
-		}
-	})
+			if f.maxInFlight > maxAsked+maxSlow {
+				t.Errorf("%s: %d boards were asked at a time, want at most %d", args, f.maxInFlight, maxAsked+maxSlow)
+			}
+		})
+	}
 }
 
-// All callers of a tenant together ask so many boards at a time, and one identity has a few calls.
+// All callers of a tenant together ask maxAsked boards at a time, and one identity has maxAskingCalls calls.
 func TestSlotsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 200)
-		f.delay = 10 * time.Millisecond
+		const boards, calls = 200, 8
+		f := newFleet(boards)
+		f.delay = func(int) time.Duration { return 10 * time.Millisecond }
 		p := f.plugin()
 		var wg sync.WaitGroup
 		var limited, answered atomic.Int64
-		for range 8 {
+		for range calls {
 			wg.Go(func() {
-				a, err := f.ask(t, p, `{"metrics":["cpu_pct"],"from":"1h"}`)
-				switch e := manifest.AsError(err); {
-				case err == nil && a.Boards.Answered == 200:
+				r, err := tryQuery(t, p, `{"metrics":["cpu_pct"],"from":"1h"}`)
+				switch {
+				case err == nil && r.Boards.Answered == boards:
 					answered.Add(1)
-				case err != nil && e.Code == manifest.RateLimited:
+				case err != nil && manifest.AsError(err).Code == manifest.RateLimited:
 					limited.Add(1)
 				default:
-					t.Errorf("%+v, %v", a.Boards, err)
+					t.Errorf("%+v, %v", r.Boards, err)
 				}
 			})
 		}
 		wg.Wait()
-		if limited.Load() != 8-maxAskingCalls || answered.Load() != maxAskingCalls {
-			t.Errorf("%d calls answered, %d limited", answered.Load(), limited.Load())
+		if answered.Load() != maxAskingCalls || limited.Load() != calls-maxAskingCalls {
+			t.Errorf("%d calls answered, %d limited; want %d, %d", answered.Load(), limited.Load(), maxAskingCalls, calls-maxAskingCalls)
 		}
-		if most := f.most.Load(); most > maxAsked {
-			t.Errorf("%d boards were asked at a time", most)
+		if f.maxInFlight > maxAsked {
+			t.Errorf("%d boards were asked at a time, want at most %d", f.maxInFlight, maxAsked)
 		}
 		if len(p.slots.tenants) != 0 || len(p.used) != 0 {
-			t.Error("slots are left behind")
+			t.Errorf("slots %v and shares %v are left behind", p.slots.tenants, p.used)
 		}
 	})
 }
 
-// A board with a slow card is asked for smaller parts, and for the rest of a page that it cut.
+// A board with a slow card is asked for smaller steps if one takes too long, and for the rest of a page that
+// it cut.
 func TestSlowBoard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour)
-		f := newAskedFleet(t, 1)
-		f.value = func(_ int, _ string, ms int64) float64 { return float64(ms / 1000 % 90) }
-		f.answer[nodeID(0)] = func(ctx context.Context, tool manifest.ToolName, args []byte) ([]byte, error) {
-			var in struct {
-				From    int64    `json:"from_ms"`
-				To      int64    `json:"to_ms"`
-				Step    int64    `json:"step_ms"`
-				Metrics []string `json:"metrics"`
-				Cursor  string   `json:"cursor"`
-			}
+		const maxStep, maxValues = 4 * time.Hour, 5 // that the board reads in time, and has on a page
+		f := newFleet(1)
+		f.answers[nodeID(0)] = func(_ context.Context, _ manifest.ToolName, args []byte) (string, error) {
+			var in historyArguments
 			if err := json.Unmarshal(args, &in); err != nil {
-				return nil, err
+				return "", err
 			}
-			if in.Step > (4 * time.Hour).Milliseconds() {
-				return nil, &manifest.Error{Code: manifest.DeadlineExceeded, Reason: "device"}
+			if in.Step > maxStep.Milliseconds() {
+				return "", &manifest.Error{Code: manifest.DeadlineExceeded, Reason: "device"}
 			}
-			start := in.From
+			at := in.From
 			if in.Cursor != "" {
-				_, _ = fmt.Sscan(in.Cursor, &start)
+				_, _ = fmt.Sscan(in.Cursor, &at)
 			}
-			page := map[string]any{"from_ms": start, "step_ms": in.Step}
+			page := map[string]any{"from_ms": at, "step_ms": in.Step}
 			var list []float64
-			for ; start < in.To && len(list) < 5; start += in.Step {
-				list = append(list, float64(10+start/in.Step%2))
-			}
-			if start < in.To {
-				page["next_cursor"] = fmt.Sprint(start)
+			for ; at < in.To && len(list) < maxValues; at += in.Step {
+				list = append(list, float64(10+at/in.Step%2)) // 10 and 11 in turns
 			}
 			page["metrics"] = map[string]any{in.Metrics[0]: list}
-			return json.Marshal(page)
+			if at < in.To {
+				page["next_cursor"] = fmt.Sprint(at)
+			}
+			data, err := json.Marshal(page)
+			return string(data), err
 		}
-		a := f.mustAsk(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h"}`)
-		if a.Boards.Answered != 1 || a.Figures["cpu_pct"].Mean != 10.5 || f.calls["history"] != 4 {
-			t.Errorf("%+v after %v calls", a, f.calls)
+		r := query(t, f.plugin(), `{"metrics":["cpu_pct"],"from":"24h"}`)
+		if r.Figures["cpu_pct"].Mean != 10.5 {
+			t.Errorf("%+v, want a mean of 10.5", r.Figures)
+		}
+		if n := f.calls(); n != 4 {
+			t.Errorf("%d calls, want one that took too long, and 3 pages of 12 values", n)
 		}
 	})
 }
 
-// Groups, a series and outliers fit into the answer of any fleet, whatever its names are.
+// longFleet is boards with names and tags that are as long as they can be, some of them offline, and some
+// far from the others.
+func longFleet(boards int) *testFleet {
+	f := newFleet(boards)
+	for i := range f.boards {
+		b := &f.boards[i]
+		b.Name = fmt.Sprintf("%s%05d", strings.Repeat("n", 27), i)
+		for j := range 16 {
+			b.Tags = append(b.Tags, fmt.Sprintf("%s-%d", strings.Repeat("t", 20), (i+j*7)%97))
+		}
+		if i%9 == 0 {
+			b.Status = []Status{Offline, Suspect}[i%2]
+		}
+	}
+	f.reading = func(i int, name string, _ time.Time) float64 {
+		if i%50 == 1 {
+			return 99.99
+		}
+		return 20.12 + float64(len(name)%3)
+	}
+	return f
+}
+
+// The answer of any fleet fits (query checks that), and has something of each part that was asked for.
 func TestAnswersFit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour)
-		const boards = 1000
-		f := newAskedFleet(t, boards)
-		long := strings.Repeat("n", 27)
-		for i := range f.boards {
-			b := &f.boards[i]
-			b.Name = fmt.Sprintf("%s%05d", long, i)
-			for j := range 16 {
-				b.Tags = append(b.Tags, fmt.Sprintf("%s-%d", strings.Repeat("t", 20), (i+j*7)%97))
-			}
-			if i%9 == 0 {
-				b.Status = []Status{Offline, Suspect}[i%2]
-			}
-		}
-		f.value = func(i int, name string, _ int64) float64 {
-			if i%50 == 1 {
-				return 99.99
-			}
-			return 20.12 + float64(len(name)%3)
-		}
-		all := `"metrics":["cpu_pct","mem_bytes","temperature_c","disk_pct"]`
-		a := f.mustAsk(t, f.plugin(), `{`+all+`,"from":"24h","aggregate":"max","top":10,"group_by":"tag"}`)
-		if len(a.Top) == 0 || len(a.Figures) != 4 || a.Boards.Matched != boards {
-			t.Errorf("%+v", a)
-		}
-		a = f.mustAsk(t, f.plugin(), `{`+all+`,"from":"24h","step":"48m"}`)
-		if n := len(a.Series.Values["cpu_pct"]); n != 30 || a.Series.StepS != 48*60 {
-			t.Errorf("a series of %d", n)
-		}
-		a = f.mustAsk(t, f.plugin(), `{"group_by":"model","metrics":["cpu_pct"]}`)
-		if len(a.Groups) < 4 || a.Groups[0].N < boards/4 || a.Groups[0].Figures["cpu_pct"].Mean == 0 {
-			t.Errorf("%+v", a.Groups)
-		}
-		a = f.mustAsk(t, f.plugin(), `{"group_by":"status","metrics":["cpu_pct"]}`)
-		if len(a.Groups) != 3 || a.Groups[0].Group != "online" {
-			t.Errorf("%+v", a.Groups)
-		}
-	})
+	const boards = 300
+	const all = `"metrics":["cpu_pct","mem_bytes","temperature_c","disk_pct"]`
+	for _, tt := range []struct {
+		name, args string
+		isRight    func(r queryResult) bool
+	}{
+		{"a top and groups by tag", `{` + all + `,"from":"24h","aggregate":"max","top":10,"group_by":"tag"}`, func(r queryResult) bool {
+			return len(r.Top) > 0 && len(r.Figures) == 4 && r.Boards.Matched == boards
+		}},
+		{"a series", `{` + all + `,"from":"24h","step":"48m"}`, func(r queryResult) bool {
+			return len(r.Series.Values["cpu_pct"]) == 30 && r.Series.StepS == 48*60
+		}},
+		{"groups by model", `{"group_by":"model","metrics":["cpu_pct"]}`, func(r queryResult) bool {
+			return len(r.Groups) >= 4 && r.Groups[0].N >= boards/4 && r.Groups[0].Figures["cpu_pct"].Mean != 0
+		}},
+		{"groups by status", `{"group_by":"status","metrics":["cpu_pct"]}`, func(r queryResult) bool {
+			return len(r.Groups) == 3 && r.Groups[0].Group == "online"
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if r := query(t, longFleet(boards).plugin(), tt.args); !tt.isRight(r) {
+					t.Errorf("%s: %+v", tt.args, r)
+				}
+			})
+		})
+	}
 }
 
-// Selectors name boards, tags and statuses; one that matches nothing is an error that says what there
-// is.
 func TestSelectors(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 20)
-		f.boards[3].Tags, f.boards[4].Tags, f.boards[5].Status = []string{"roof"}, []string{"roof", "lab"}, Offline
-		p := f.plugin()
-		for selector, want := range map[string]int{
-			`"all"`: 20, `"board-00007"`: 1, `"BOARD-00007"`: 1, `"` + nodeID(9) + `"`: 1, `"tag:roof"`: 2, `"status:offline"`: 1,
-			`"tag:lab","board-00004","board-00001"`: 2, `"` + nodeID(1)[:26] + `"`: 1,
-		} {
-			if a := f.mustAsk(t, p, `{"boards":[`+selector+`]}`); a.Boards.Matched != want {
-				t.Errorf("%s: %d boards, want %d", selector, a.Boards.Matched, want)
-			}
+	f := newFleet(20)
+	f.boards[3].Tags, f.boards[4].Tags, f.boards[5].Status = []string{"roof"}, []string{"roof", "lab"}, Offline
+	p := f.plugin()
+	for selectors, want := range map[string]int{
+		`"all"`:                             20,
+		`"board-007"`:                       1,
+		`"BOARD-007"`:                       1,
+		`"` + nodeID(9) + `"`:               1,
+		`"tag:roof"`:                        2,
+		`"status:offline"`:                  1,
+		`"tag:lab","board-004","board-001"`: 2,
+	} {
+		if r := query(t, p, `{"boards":[`+selectors+`]}`); r.Boards.Matched != want {
+			t.Errorf("%s: %d boards, want %d", selectors, r.Boards.Matched, want)
 		}
-		for selector, want := range map[string]string{
-			"tag:cellar": "there are lab, roof", "status:suspect": "no board is suspect now", "status:gone": "online, suspect or offline", "attic": "fleet.find",
-		} {
-			if _, err := f.ask(t, p, `{"boards":["`+selector+`"]}`); err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %v, want %q", selector, err, want)
-			}
-		}
-		starts := make([]string, 64)
-		for i := range starts {
-			starts[i] = `"` + nodeID(0)[:20] + `"`
-		}
-		f.boards, f.lists = f.boards[:1], atomic.Int64{}
-		if a := f.mustAsk(t, p, `{"boards":[`+strings.Join(starts, ",")+`]}`); a.Boards.Matched != 1 || f.lists.Load() != 1 {
-			t.Errorf("64 starts of ids: %d boards of %d lists", a.Boards.Matched, f.lists.Load())
-		}
-		f.boards = nil
-		if _, err := f.ask(t, p, `{}`); err == nil || !strings.Contains(err.Error(), "agentctl invite") {
-			t.Errorf("no boards: %v", err)
-		}
-	})
+	}
+	refused(t, p, reader, "fleet.query", `{"boards":["`+nodeID(10)[:25]+`"]}`, manifest.ManifestInvalid, "several board ids")
+}
+
+// A selector that matches nothing is an error that says what there is.
+func TestSelectorsThatMatchNothing(t *testing.T) {
+	f := newFleet(3)
+	f.boards[1].Tags, f.boards[2].Tags = []string{"roof"}, []string{"roof", "lab"}
+	p := f.plugin()
+	for _, tt := range []struct {
+		selector string
+		code     manifest.Code
+		want     string
+	}{
+		{"tag:cellar", manifest.ManifestInvalid, "there are lab, roof"},
+		{"status:suspect", manifest.ManifestInvalid, "no board is suspect now"},
+		{"status:gone", manifest.ManifestInvalid, "online, suspect or offline"},
+		{"attic", manifest.SafetyDenied, "fleet.find"},
+	} {
+		refused(t, p, reader, "fleet.query", `{"boards":["`+tt.selector+`"]}`, tt.code, tt.want)
+	}
+	f.boards = nil
+	refused(t, p, reader, "fleet.query", `{}`, manifest.BadRequest, "agentctl invite")
+}
+
+// Many starts of ids cost one list of the boards.
+func TestSelectorsListOnce(t *testing.T) {
+	f := newFleet(1)
+	selectors := slices.Repeat([]string{`"` + nodeID(0)[:20] + `"`}, 64)
+	r := query(t, f.plugin(), `{"boards":[`+strings.Join(selectors, ",")+`]}`)
+	if r.Boards.Matched != 1 || f.lists != 1 {
+		t.Errorf("%d boards of %d lists, want one of each", r.Boards.Matched, f.lists)
+	}
 }
 
 // A window whose ends are between two milliseconds has as many steps as the boards have values.
 func TestFractionsOfMilliseconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		time.Sleep(48 * time.Hour) // so that the window is in the past
-		f := newAskedFleet(t, 3)
-		p := f.plugin()
+		p := newFleet(3).plugin()
 		day := time.Now().UTC().Add(-24 * time.Hour).Format(time.DateOnly)
 		for window, want := range map[string]int{
 			`"from":"` + day + `T00:00:00Z","to":"` + day + `T01:00:00.0005Z","step":"1h"`:       1,
@@ -646,48 +504,57 @@ func TestFractionsOfMilliseconds(t *testing.T) {
 			`"from":"` + day + `T00:00:00.9999Z","to":"` + day + `T00:00:50Z","step":"10.0001s"`: 5,
 			`"from":"` + day + `T00:00:00.0009Z","to":"` + day + `T01:00:00.0001Z","step":"7h"`:  1,
 		} {
-			a := f.mustAsk(t, p, `{"metrics":["cpu_pct"],`+window+`}`)
-			if n := len(a.Series.Values["cpu_pct"]); n != want || a.Boards.Answered != 3 {
-				t.Errorf("%s: %d values of %d boards, want %d of 3", window, n, a.Boards.Answered, want)
+			r := query(t, p, `{"metrics":["cpu_pct"],`+window+`}`)
+			if n := len(r.Series.Values["cpu_pct"]); n != want || r.Boards.Answered != 3 {
+				t.Errorf("%s: %d values of %d boards, want %d of 3", window, n, r.Boards.Answered, want)
 			}
 		}
 	})
 }
 
-// Times that cannot be, and steps that make too much, are refused before any board is asked, and the
-// error says what to give.
+// Times that cannot be, and steps that make too much, are refused before any board is asked, and the error
+// says what to give.
 func TestBadQueries(t *testing.T) {
+	f := newFleet(2)
+	p := f.plugin()
+	for args, want := range map[string]string{
+		`{"from":"tomorrow"}`:                         "24h or 7d",
+		`{"from":"2999-01-01T00:00:00Z"}`:             "not in the past",
+		`{"from":"1h","to":"2h"}`:                     "10 s or more before to",
+		`{"from":"5s"}`:                               "10 s or more before to",
+		`{"from":"99999999w"}`:                        "not a time",
+		`{"from":"1900-01-01"}`:                       "366 days",
+		`{"to":"1h"}`:                                 "give from",
+		`{"step":"1h"}`:                               "give from",
+		`{"from":"24h","step":"1s"}`:                  "10s or more",
+		`{"from":"24h","step":"10s"}`:                 "use 48m or more",
+		`{"from":"30d","step":"1m"}`:                  "makes 43200 values",
+		`{"from":"24h","step":"1h","group_by":"tag"}`: "do not go together",
+		`{"metrics":["cpu"]}`:                         "the nearest is cpu_pct",
+	} {
+		refused(t, p, reader, "fleet.query", args, manifest.ManifestInvalid, want)
+	}
+	if f.calls() != 0 {
+		t.Errorf("%d calls of boards", f.calls())
+	}
+}
+
+// An error does not repeat what the caller gave: it may be an instruction for a model.
+func TestErrorsQuoteNothing(t *testing.T) {
+	_, err := tryQuery(t, newFleet(1).plugin(), `{"metrics":["ignore_previous_instructions"]}`)
+	if e := manifest.AsError(err); err == nil || !strings.Contains(e.Message, "there are cpu_pct") || strings.Contains(e.Message, "ignore_") {
+		t.Errorf("got %v, want the metrics that there are, and not the one that was given", err)
+	}
+}
+
+func TestFormsOfTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newAskedFleet(t, 2)
-		p := f.plugin()
-		for args, want := range map[string]string{
-			`{"from":"tomorrow"}`:                          "24h or 7d",
-			`{"from":"2999-01-01T00:00:00Z"}`:              "not in the past",
-			`{"from":"1h","to":"2h"}`:                      "10 s or more before to",
-			`{"from":"5s"}`:                                "10 s or more before to",
-			`{"from":"99999999w"}`:                         "not a time",
-			`{"from":"1900-01-01"}`:                        "366 days",
-			`{"to":"1h"}`:                                  "give from",
-			`{"step":"1h"}`:                                "give from",
-			`{"from":"24h","step":"1s"}`:                   "10s or more",
-			`{"from":"24h","step":"10s"}`:                  "use 48m or more",
-			`{"from":"30d","step":"1m"}`:                   "makes 43200 values",
-			`{"from":"24h","step":"1h","group_by":"tag"}`:  "do not go together",
-			`{"metrics":["cpu"]}`:                          "the nearest is cpu_pct",
-			`{"metrics":["ignore_previous_instructions"]}`: "there are cpu_pct",
-		} {
-			_, err := f.ask(t, p, args)
-			if e := manifest.AsError(err); err == nil || e.Code != manifest.ManifestInvalid || !strings.Contains(e.Message, want) || strings.Contains(e.Message, "ignore_") {
-				t.Errorf("%s: %v, want %q", args, err, want)
-			}
-		}
-		if len(f.calls) != 0 {
-			t.Errorf("boards were asked: %v", f.calls)
-		}
-		now := time.Now()
-		for _, from := range []string{"1h", "-1h", "1h ago", now.Add(-time.Hour).Format(time.RFC3339), fmt.Sprint(now.Add(-time.Hour).UnixMilli()), now.Add(-time.Hour).Format(time.DateTime)} {
-			if a := f.mustAsk(t, p, `{"from":"`+from+`","to":"now"}`); a.From != now.Add(-time.Hour).UTC().Format(time.RFC3339) {
-				t.Errorf("%s is %s", from, a.From)
+		p := newFleet(1).plugin()
+		hourAgo := time.Now().Add(-time.Hour)
+		want := hourAgo.UTC().Format(time.RFC3339)
+		for _, from := range []string{"1h", "-1h", "1h ago", hourAgo.Format(time.RFC3339), fmt.Sprint(hourAgo.UnixMilli()), hourAgo.UTC().Format(time.DateTime)} {
+			if r := query(t, p, `{"from":"`+from+`","to":"now"}`); r.From != want {
+				t.Errorf("from %s is %s, want %s", from, r.From, want)
 			}
 		}
 	})

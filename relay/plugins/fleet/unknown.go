@@ -70,7 +70,7 @@ func isPart(a, b string) bool {
 }
 
 // minIDStart is the length from which a text is compared with the starts of ids: shorter ones are
-// nearly all alike, since an id begins with its time.
+// nearly all the same, since an id begins with its time.
 const minIDStart = 8
 
 // idDistance counts the characters in which ref differs from the start of an id. It is no edit

@@ -73,7 +73,7 @@ func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	}
 	w := &watchStream{plugin: p, request: *r, metrics: list, seconds: cmp.Or(args.Seconds, defWatchSeconds), done: make(chan struct{})}
 	for i := range boards {
-		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: whyNot(&boards[i]), seen: make([]observed, len(list))})
+		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: statusReason(&boards[i]), seen: make([]observed, len(list))})
 	}
 	// The watch ends with ctx, but not at its deadline, which is that of a call without a stream.
 	watching, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -113,13 +113,13 @@ var _ kernel.Stream = (*watchStream)(nil)
 type watchedBoard struct {
 	board Board
 	mu    sync.Mutex // protects the fields below; a leaf
-	why   string     // there is nothing: a word of missingReasons
+	why   string     // there is nothing: one of the reasons
 	seen  []observed // by metric
 }
 
 // observed are the values of one metric.
 type observed struct {
-	total
+	tally
 	last   float64
 	points []float64
 }
@@ -128,7 +128,7 @@ func (o *observed) add(v float64) {
 	if math.IsNaN(v) {
 		return
 	}
-	o.total.add(v)
+	o.tally.add(v)
 	o.last = v
 	if len(o.points) < maxWatchPoints {
 		o.points = append(o.points, v)
@@ -243,7 +243,7 @@ func (b *watchedBoard) failed(err error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.why = whyFailed(err)
+	b.why = reasonOf(err)
 }
 
 // followFrames takes the frames of a board's metric stream until ctx ends.
@@ -351,14 +351,14 @@ type observedAnswer struct {
 
 // summarize encodes what was seen, with as many points as fit.
 func (w *watchStream) summarize(took time.Duration) []byte {
-	for most := maxWatchPoints; ; most /= 2 {
+	for limit := maxWatchPoints; ; limit /= 2 {
 		a := watchAnswer{Seconds: math.Round(10*took.Seconds()) / 10, Boards: []watchedAnswer{}}
 		var failed []boardValues
 		for _, b := range w.boards {
-			if row := b.answer(w.metrics, most); len(row.Metrics) > 0 {
+			if row := b.answer(w.metrics, limit); len(row.Metrics) > 0 {
 				a.Boards = append(a.Boards, row)
 			} else {
-				failed = append(failed, boardValues{board: b.board, why: cmp.Or(row.Ended, missingData)})
+				failed = append(failed, boardValues{board: b.board, why: cmp.Or(row.Ended, reasonNotMeasured)})
 			}
 		}
 		a.Missing = countAnswered(failed).Missing
@@ -366,14 +366,14 @@ func (w *watchStream) summarize(took time.Duration) []byte {
 		if err != nil {
 			return []byte(`{}`) // cannot happen: numbers and strings
 		}
-		if len(data) <= maxWatchAnswer || most == 0 {
+		if len(data) <= maxWatchAnswer || limit == 0 {
 			return data
 		}
 	}
 }
 
-// answer describes what was seen of a board with at most so many points of each metric.
-func (b *watchedBoard) answer(list []int, most int) watchedAnswer {
+// answer describes what was seen of a board with at most maxPoints of each metric.
+func (b *watchedBoard) answer(list []int, maxPoints int) watchedAnswer {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := watchedAnswer{Name: b.board.Name, ID: b.board.ID, Ended: b.why, Metrics: make(map[string]observedAnswer)}
@@ -383,8 +383,8 @@ func (b *watchedBoard) answer(list []int, most int) watchedAnswer {
 			continue
 		}
 		row := observedAnswer{N: o.n, Min: rounded(o.min), Mean: rounded(o.sum / float64(o.n)), Max: rounded(o.max), Last: rounded(o.last)}
-		for j := range min(most, len(o.points)) { // evenly over all of them
-			row.Points = append(row.Points, rounded(o.points[j*len(o.points)/min(most, len(o.points))]))
+		for j := range min(maxPoints, len(o.points)) { // evenly over all of them
+			row.Points = append(row.Points, rounded(o.points[j*len(o.points)/min(maxPoints, len(o.points))]))
 		}
 		a.Metrics[metrics[m].key] = row
 	}

@@ -88,15 +88,15 @@ func (s *frameStream) Close() {
 
 // watchedFleet is a fleet whose boards stream.
 type watchedFleet struct {
-	*askedFleet
+	*testFleet
 	mu      sync.Mutex
 	streams map[string]*frameStream
 }
 
 func (f *watchedFleet) call(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	name, _ := manifest.ParseToolName(r.Tool)
-	if name.Verb != manifest.VerbSubscribe || f.answer[name.NodeID] != nil {
-		return f.askedFleet.call(ctx, r)
+	if name.Verb != manifest.VerbSubscribe || f.answers[name.NodeID] != nil {
+		return f.testFleet.call(ctx, r)
 	}
 	if !r.Stream || string(r.Arguments) != `{"interval_ms":1000}` {
 		return nil, errors.New("not a stream")
@@ -117,7 +117,7 @@ func (f *watchedFleet) watch(t *testing.T, ctx context.Context, args string) (fr
 		return nil, 0, err
 	}
 	began := time.Now()
-	res, err := p.watch(budgetContext{ctx, began.Add(kernel.CallBudget)}, &kernel.Request{Caller: &kernel.Caller{Tenant: "a", Actor: "agent"}, Arguments: checked})
+	res, err := p.watch(budgetContext{ctx, began.Add(kernel.CallBudget)}, &kernel.Request{Caller: reader, Arguments: checked})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -185,16 +185,16 @@ type watchResult struct {
 	Missing map[string]struct{ N int }
 }
 
-func newWatchedFleet(t *testing.T, n int) *watchedFleet {
-	return &watchedFleet{askedFleet: newAskedFleet(t, n), streams: make(map[string]*frameStream)}
+func newWatchedFleet(n int) *watchedFleet {
+	return &watchedFleet{testFleet: newFleet(n), streams: make(map[string]*frameStream)}
 }
 
 // A watch ends by itself, reports what it sees meanwhile, and leaves no stream open.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newWatchedFleet(t, 20)
+		f := newWatchedFleet(20)
 		f.boards[7].Status = Offline
-		f.setTools(t, 8)
+		f.announce(8)
 		frames, took, err := f.watch(t, t.Context(), `{"boards":["all"],"metrics":["cpu_pct","mem_pct","temperature_c"],"seconds":25}`)
 		if !errors.Is(err, io.EOF) || took != 25*time.Second || len(frames) != 7 {
 			t.Fatalf("%d frames in %v, then %v", len(frames), took, err)
@@ -212,7 +212,7 @@ func TestWatch(t *testing.T) {
 		}
 
 		// One board has all points.
-		frames, took, _ = f.watch(t, t.Context(), `{"boards":["board-00001"]}`)
+		frames, took, _ = f.watch(t, t.Context(), `{"boards":["board-001"]}`)
 		if got := frames[len(frames)-1].Boards[0].Metrics["mem_pct"]; took != 10*time.Second || len(got.Points) != got.N || got.N < 10 || got.Mean != 25 {
 			t.Errorf("%v: %+v", took, got)
 		}
@@ -223,12 +223,9 @@ func TestWatch(t *testing.T) {
 // watch of the others.
 func TestWatchHostileBoards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newWatchedFleet(t, 4)
-		f.value = func(int, string, int64) float64 { return 1e9 } // no temperature is that
-		f.answer[nodeID(1)] = func(ctx context.Context, _ manifest.ToolName, _ []byte) ([]byte, error) {
-			<-ctx.Done()
-			return nil, context.Cause(ctx)
-		}
+		f := newWatchedFleet(4)
+		f.reading = always(1e9) // no temperature is that
+		f.answers[nodeID(1)] = silent
 		time.AfterFunc(3500*time.Millisecond, func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -244,7 +241,7 @@ func TestWatchHostileBoards(t *testing.T) {
 		}
 		for _, b := range last.Boards {
 			ended, n := "", 10
-			if b.Name == "board-00002" {
+			if b.Name == "board-002" {
 				ended, n = "offline", 4
 			}
 			if _, lies := b.Metrics["temperature_c"]; lies || b.Ended != ended || math.Abs(float64(b.Metrics["cpu_pct"].N-n)) > 1 {
@@ -257,9 +254,9 @@ func TestWatchHostileBoards(t *testing.T) {
 // A watch that has no board to watch, or none any more, does not wait for its time.
 func TestWatchEndsWithItsBoards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newWatchedFleet(t, 2)
+		f := newWatchedFleet(2)
 		f.boards[0].Status = Offline
-		frames, took, err := f.watch(t, t.Context(), `{"boards":["board-00000"],"seconds":25}`)
+		frames, took, err := f.watch(t, t.Context(), `{"boards":["board-000"],"seconds":25}`)
 		if !errors.Is(err, io.EOF) || took > 0 || len(frames) != 1 || frames[0].Missing["offline"].N != 1 {
 			t.Errorf("an offline board: %v, %v: %+v", took, err, frames)
 		}
@@ -277,7 +274,7 @@ func TestWatchEndsWithItsBoards(t *testing.T) {
 // A caller who leaves ends the watch at once.
 func TestWatchIsCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newWatchedFleet(t, 3)
+		f := newWatchedFleet(3)
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		if _, took, _ := f.watch(t, ctx, `{"boards":["all"],"seconds":25}`); took != 3*time.Second {
@@ -288,13 +285,13 @@ func TestWatchIsCanceled(t *testing.T) {
 
 // What cannot be watched is refused at once.
 func TestBadWatch(t *testing.T) {
-	f := newWatchedFleet(t, 21)
+	f := newWatchedFleet(21)
 	for args, want := range map[string]string{
-		`{"boards":["all"]}`:                               "these are 21 boards",
-		`{"boards":["all"],"seconds":26}`:                  "seconds",
-		`{"boards":["board-00001"],"metrics":["loadavg"]}`: "there are cpu_pct",
-		`{"boards":["tag:roof"]}`:                          "none of your boards has a tag",
-		`{}`:                                               "boards",
+		`{"boards":["all"]}`:                             "these are 21 boards",
+		`{"boards":["all"],"seconds":26}`:                "seconds",
+		`{"boards":["board-001"],"metrics":["loadavg"]}`: "there are cpu_pct",
+		`{"boards":["tag:roof"]}`:                        "none of your boards has a tag",
+		`{}`:                                             "boards",
 	} {
 		if _, _, err := f.watch(t, t.Context(), args); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)
@@ -302,38 +299,24 @@ func TestBadWatch(t *testing.T) {
 	}
 }
 
-// A fault in the goroutines of the plugin is one of the call: it does not end the relay, and the slots
-// are free afterwards.
-func TestPanicEndsTheCallOnly(t *testing.T) {
+// A panic while a board is watched is an error of that board: in a goroutine of the plugin it would end
+// the relay.
+func TestPanicWhileWatching(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f, p := newFleet(3)
-		f.answer = func(string, string) (string, error) { panic("a fault") }
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("the kernel would not hear of the fault")
-				}
-			}()
-			_, _ = run(t, p, reader, "fleet.find", `{"where":"cpu_pct > 1"}`)
-		}()
-		if len(p.slots.tenants) != 0 {
-			t.Errorf("slots in use: %d", len(p.slots.tenants))
-		}
-
-		w := newWatchedFleet(t, 2)
-		p = New(Options{Call: func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("a fault") }, Boards: w})
+		f := newFleet(2)
+		p := New(Options{Call: func(context.Context, *kernel.Request) (*kernel.Result, error) { panic("a fault") }, Boards: f})
 		args, err := watchTool.input.Check([]byte(`{"boards":["all"],"metrics":["cpu_pct","temperature_c"]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		res, err := p.watch(t.Context(), &kernel.Request{Caller: &kernel.Caller{Tenant: "a", Actor: "agent"}, Arguments: args})
+		res, err := p.watch(t.Context(), &kernel.Request{Caller: reader, Arguments: args})
 		if err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		frame, ok := res.Stream.Next()
-		if !ok || !strings.Contains(string(frame.Data), `"missing"`) || !errors.Is(res.Stream.Err(), io.EOF) {
-			t.Errorf("the watch ends with %v, %v", frame, res.Stream.Err())
+		if !ok || !strings.Contains(string(frame.Data), `"missing":{"failed":{"n":2`) || !errors.Is(res.Stream.Err(), io.EOF) {
+			t.Errorf("the watch ends with %s, %v; want both boards as failed, and io.EOF", frame.Data, res.Stream.Err())
 		}
 		res.Stream.Close()
 	})

@@ -227,7 +227,7 @@ func (p *parser) comparison() (*condition, error) {
 	word := p.token()
 	c := &condition{metric: metricIndex(strings.ToLower(word))}
 	if c.metric < 0 {
-		return nil, p.fail("one of " + metricKeys() + suggest.Hint(word, keys))
+		return nil, p.fail("one of " + metricKeyList + suggest.Hint(word, metricKeys))
 	}
 	if p.comparisons++; p.comparisons > maxComparisons {
 		return nil, p.fail(fmt.Sprintf("at most %d comparisons", maxComparisons))
