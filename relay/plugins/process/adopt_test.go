@@ -283,7 +283,7 @@ func TestAdoptedServerChanges(t *testing.T) {
 		t.Errorf("a later resource: %+v", last)
 	}
 	// The events are appended after the tools are withdrawn.
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	until(t, "two events of withdrawn tools", func() bool {
 		events := 0
 		_ = log.Replay(t.Context(), 0, func(e kernel.Event) error {
 			if e.Type == eventPlugin && strings.Contains(string(e.Payload), `"action":"withdraw"`) {
@@ -291,13 +291,8 @@ func TestAdoptedServerChanges(t *testing.T) {
 			}
 			return nil
 		})
-		if events == 2 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d events", events)
-		}
-	}
+		return events == 2
+	})
 }
 
 func TestAdoptRefused(t *testing.T) {
@@ -343,6 +338,7 @@ func TestAdoptRefused(t *testing.T) {
 // Many servers print lines that are no messages; clients skip them. What a manifest cannot have of a
 // long list is reported, and nothing of it is reported as new later.
 func TestAdoptNoise(t *testing.T) {
+	t.Parallel() // it waits for listQuiet
 	r := newHarness(t)
 	dir := r.folder("odd", "{}", "")
 	server := strings.Replace(shellServer(`echo debug; echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[]}}'`), "while", "echo Starting...\nwhile", 1)

@@ -37,7 +37,7 @@ func transcript(t *testing.T) []string {
 // player is a plugin that plays a transcript.
 type player struct {
 	lines         []string
-	onTurn        func(relayLine string) // before a line of the relay is read
+	onRelayLine   func(relayLine string) // before a line of the relay is read
 	token, callID string
 	failed        error
 	at            atomic.Value // the line that is played
@@ -82,7 +82,7 @@ func (p *player) serve(_ context.Context, rw io.ReadWriteCloser) error {
 // play plays one line. Tokens, trace ids and the ids of the relay's requests differ each time.
 func (p *player) play(in *bufio.Reader, out io.Writer, line string) error {
 	if want, ok := strings.CutPrefix(line, "relay:  "); ok {
-		p.onTurn(want)
+		p.onRelayLine(want)
 		got, err := in.ReadString('\n')
 		if err != nil {
 			return err
@@ -125,7 +125,7 @@ func TestTranscript(t *testing.T) {
 	answered := make(chan error, 1)
 	start := make(chan struct{})
 	var r *busHarness
-	play.onTurn = func(line string) {
+	play.onRelayLine = func(line string) {
 		switch {
 		case strings.Contains(line, `"agentctl/consent"`):
 			<-start

@@ -45,3 +45,20 @@ func (c *manifestChecker) bus(plugin string) {
 		}
 	}
 }
+
+// Consentable is what an operator decides on: what the manifest of a plugin asks for now.
+type Consentable struct {
+	Name    string
+	Version string
+	Digest  string // of the manifest, see Digest
+	Bus     DeclaredBus
+}
+
+// Consentable reads the manifest of a plugin, loaded or not.
+func (h *Host) Consentable(name string) (*Consentable, error) {
+	s, err := h.open(name, tempFolders[0])
+	if err != nil {
+		return nil, err
+	}
+	return &Consentable{s.manifest.Name, s.manifest.Version, s.digest, s.declared.Bus}, nil
+}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -218,82 +219,146 @@ func leaf(name string) *busPlugin {
 	return &busPlugin{name: name, bus: `{}`, run: func(context.Context, *jrpc2.Server, string) (any, error) { return map[string]bool{"ok": true}, nil }}
 }
 
+// askingPlugin is a plugin with a tool that makes one request to the bus.
+type askingPlugin struct {
+	*busPlugin
+	request func(ctx context.Context, srv *jrpc2.Server, token string) (answer string)
+	answer  string
+}
+
+// newAskingPlugin makes the plugin asker, which asks for bus.
+func newAskingPlugin(bus string) *askingPlugin {
+	a := &askingPlugin{busPlugin: &busPlugin{name: "asker", bus: bus}}
+	a.run = func(ctx context.Context, srv *jrpc2.Server, token string) (any, error) {
+		a.answer = a.request(ctx, srv, token)
+		return map[string]bool{}, nil
+	}
+	return a
+}
+
+// askDuringCall makes a request while the plugin serves a call of c, and returns what ask returns. The request
+// names that call, or the one whose token is given; with "none" it names no call.
+func (a *askingPlugin) askDuringCall(r *busHarness, c *kernel.Caller, token, method string, params map[string]any) string {
+	r.t.Helper()
+	a.request = func(ctx context.Context, srv *jrpc2.Server, tokenOfCall string) string {
+		if token != "none" {
+			params = withToken(cmp.Or(token, tokenOfCall), params)
+		}
+		return ask(ctx, srv, method, params)
+	}
+	if _, err := r.call(c, "asker.run"); err != nil {
+		r.t.Fatal(err)
+	}
+	return a.answer
+}
+
+// What a request may do follows from the manifest, the consent, and the call that it names.
 func TestBusRights(t *testing.T) {
-	p := &busPlugin{name: "asker", bus: `{"call": ["target.*", "kern*"], "read": ["mcp://target/*"]}`}
-	var answers []string
-	late := ""
-	p.run = func(ctx context.Context, srv *jrpc2.Server, token string) (any, error) {
-		late = token
-		call := map[string]any{"name": "target.run"}
-		answers = []string{
-			ask(ctx, srv, "call", withToken(token, call)),
-			ask(ctx, srv, "call", map[string]any{"name": "target.run", "tenant": "default"}),
-			ask(ctx, srv, "call", withToken("NOSUCHCALL", map[string]any{"name": "target.run"})),
-			ask(ctx, srv, "call", map[string]any{"name": "other.run", "tenant": "default"}),
-			ask(ctx, srv, "call", map[string]any{"name": "kernel.health.get", "tenant": "default"}),
-			ask(ctx, srv, "call", withToken(token, map[string]any{"name": "target.run", "tenant": "b"})),
-			ask(ctx, srv, "read", map[string]any{"uri": "mcp://kernel/metrics.json", "tenant": "default"}),
-		}
-		return map[string]bool{"ok": true}, nil
-	}
-	r := newBusHarness(t, p, leaf("target"), leaf("other"))
-	run := func(c *kernel.Caller, want ...string) {
-		t.Helper()
-		if _, err := r.call(c, "asker.run"); err != nil {
-			t.Fatal(err)
-		}
-		if !slices.Equal(answers, want) {
-			t.Errorf("got  %q\nwant %q", answers, want)
-		}
-	}
 	const ok = `{"content":[],"structuredContent":{"ok":true}}`
-	none := "E_SAFETY_DENIED consent"
-	run(all, none, none, none, none, none, none, none)
-	r.allow(p, "default", "c")
-	run(all, ok, ok, "E_BAD_REQUEST call", "E_SAFETY_DENIED manifest", "E_SAFETY_DENIED manifest", "E_SAFETY_DENIED tenant", "E_SAFETY_DENIED manifest")
-	if got := r.audited("tester"); !slices.Contains(got, "default via=plugin:asker tool=target.run target= allow ") {
-		t.Errorf("audit of tester: %q", got)
+	type params = map[string]any
+	for _, tt := range []struct {
+		name, token, method string
+		params              params
+		want                string // with a consent for the tenants default and c
+	}{
+		{"a tool for the caller", "", "call", params{"name": "target.run"}, ok},
+		{"a tool for itself", "none", "call", params{"name": "target.run", "tenant": "default"}, ok},
+		{"a call that does not exist", "NOSUCHCALL", "call", params{"name": "target.run"}, "E_BAD_REQUEST call"},
+		{"a tool that the manifest does not name", "none", "call", params{"name": "other.run", "tenant": "default"}, "E_SAFETY_DENIED manifest"},
+		{"a tool of the control plane", "none", "call", params{"name": "kernel.health.get", "tenant": "default"}, "E_SAFETY_DENIED manifest"},
+		{"a resource of the control plane", "none", "read", params{"uri": "mcp://kernel/metrics.json", "tenant": "default"}, "E_SAFETY_DENIED manifest"},
+		{"another tenant than the caller's", "", "call", params{"name": "target.run", "tenant": "b"}, "E_SAFETY_DENIED tenant"},
+		{"no tenant of two", "none", "call", params{"name": "target.run"}, "E_BAD_REQUEST tenant"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newAskingPlugin(`{"call": ["target.*", "kern*"], "read": ["mcp://target/*", "mcp://kern*"]}`)
+			r := newBusHarness(t, p.busPlugin, leaf("target"), leaf("other"))
+			if got := p.askDuringCall(r, all, tt.token, tt.method, tt.params); got != "E_SAFETY_DENIED consent" {
+				t.Errorf("without consent: %s", got)
+			}
+			r.allow(p.busPlugin, "default", "c")
+			if got := p.askDuringCall(r, all, tt.token, tt.method, tt.params); got != tt.want {
+				t.Errorf("got %s, want %s", got, tt.want)
+			}
+		})
 	}
-	if got := r.audited("plugin:asker"); !slices.Contains(got, "default via= tool=target.run target= allow ") || !slices.Contains(got, "default via= tool= target=other.run deny manifest") {
-		t.Errorf("audit of the plugin: %q", got)
+}
+
+// A caller in a tenant without consent gives the plugin no rights there.
+func TestBusTenantWithoutConsent(t *testing.T) {
+	p := newAskingPlugin(`{"call": ["target.*"]}`)
+	r := newBusHarness(t, p.busPlugin, leaf("target"))
+	r.allow(p.busPlugin, "default")
+	c := *all
+	c.Tenant = "b"
+	if got := p.askDuringCall(r, &c, "", "call", map[string]any{"name": "target.run"}); got != "E_SAFETY_DENIED tenant" {
+		t.Errorf("got %s", got)
 	}
-	if got := ask(t.Context(), p.server(), "call", withToken(late, map[string]any{"name": "target.run"})); got != "E_BAD_REQUEST call" {
-		t.Errorf("a call that has ended: %s", got)
+}
+
+// The token of a call is of no use after the call.
+func TestBusTokenEnds(t *testing.T) {
+	p := newAskingPlugin(`{"call": ["target.*"]}`)
+	r := newBusHarness(t, p.busPlugin, leaf("target"))
+	r.allow(p.busPlugin, "default")
+	var token string
+	p.request = func(_ context.Context, _ *jrpc2.Server, t string) string { token = t; return "" }
+	if _, err := r.call(all, "asker.run"); err != nil {
+		t.Fatal(err)
 	}
-	if got := ask(t.Context(), p.server(), "call", map[string]any{"name": "target.run"}); got != "E_BAD_REQUEST tenant" {
-		t.Errorf("no tenant of two: %s", got)
+	if got := ask(t.Context(), p.server(), "call", withToken(token, map[string]any{"name": "target.run"})); got != "E_BAD_REQUEST call" {
+		t.Errorf("got %s", got)
 	}
-	// A caller in a tenant without consent gives the plugin no rights there.
-	b := *all
-	b.Tenant = "b"
-	if _, err := r.call(&b, "asker.run"); err != nil || answers[0] != "E_SAFETY_DENIED tenant" {
-		t.Errorf("a tenant without consent: %v %q", err, answers)
+}
+
+// The audit log has the caller of a request for a call, and the plugin through which it came; of others the
+// plugin itself; and what was refused before the kernel.
+func TestBusAudit(t *testing.T) {
+	p := newAskingPlugin(`{"call": ["target.*"]}`)
+	r := newBusHarness(t, p.busPlugin, leaf("target"), leaf("other"))
+	r.allow(p.busPlugin, "default")
+	for _, tt := range []struct {
+		token, tool string
+		actor, want string
+	}{
+		{"", "target.run", "tester", "default via=plugin:asker tool=target.run target= allow "},
+		{"none", "target.run", "plugin:asker", "default via= tool=target.run target= allow "},
+		{"none", "other.run", "plugin:asker", "default via= tool= target=other.run deny manifest"},
+	} {
+		p.askDuringCall(r, all, tt.token, "call", map[string]any{"name": tt.tool})
+		if got := r.audited(tt.actor); !slices.Contains(got, tt.want) {
+			t.Errorf("%s: the records of %s are %q, want %q", tt.tool, tt.actor, got, tt.want)
+		}
 	}
 }
 
 // A plugin has no scope that its caller lacks.
 func TestBusIntersectsScopes(t *testing.T) {
-	p := &busPlugin{name: "asker", bus: `{"call": ["target.run"]}`}
-	var got string
-	p.run = func(ctx context.Context, srv *jrpc2.Server, token string) (any, error) {
-		got = ask(ctx, srv, "call", withToken(token, map[string]any{"name": "target.run"}))
-		return map[string]bool{}, nil
-	}
-	r := newBusHarness(t, p)
-	target := &kernel.Manifest{Name: "target", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "target.run", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeTicketsRead}}}}
-	if err := r.k.Load(funcPlugin{target, func(context.Context, *kernel.Request) (*kernel.Result, error) {
+	p := newAskingPlugin(`{"call": ["target.run"]}`)
+	r := newBusHarness(t, p.busPlugin)
+	r.load("target", func(context.Context, *kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
-	}}, false); err != nil {
-		t.Fatal(err)
-	}
-	r.allow(p, AllTenants)
-	for _, c := range []struct {
-		caller *kernel.Caller
+	})
+	r.allow(p.busPlugin, AllTenants)
+	for _, tt := range []struct {
+		scopes []string
 		want   string
-	}{{caller(manifest.ScopeTicketsWrite), "E_SAFETY_DENIED scope"}, {caller(manifest.ScopeTicketsWrite, manifest.ScopeTicketsRead), `{"content":[],"structuredContent":{}}`}} {
-		if _, err := r.call(c.caller, "asker.run"); err != nil || got != c.want {
-			t.Errorf("got %q, %v, want %q", got, err, c.want)
+	}{
+		{[]string{manifest.ScopeTicketsWrite}, "E_SAFETY_DENIED scope"}, // enough for asker.run, not for target.run
+		{[]string{manifest.ScopeTicketsWrite, manifest.ScopeTicketsRead}, `{"content":[],"structuredContent":{}}`},
+	} {
+		if got := p.askDuringCall(r, caller(tt.scopes...), "", "call", map[string]any{"name": "target.run"}); got != tt.want {
+			t.Errorf("a caller with %q: got %s, want %s", tt.scopes, got, tt.want)
 		}
+	}
+}
+
+// load loads a plugin of the kernel with one tool, NAME.run, which needs tickets:read.
+func (r *busHarness) load(name string, run func(context.Context, *kernel.Request) (*kernel.Result, error)) {
+	r.t.Helper()
+	m := &kernel.Manifest{Name: name, Version: "1.0.0", Tools: []*kernel.Tool{{Name: name + ".run", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeTicketsRead}}}}
+	if err := r.k.Load(funcPlugin{m, run}, false); err != nil {
+		r.t.Fatal(err)
 	}
 }
 
@@ -308,38 +373,41 @@ func (p funcPlugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result
 	return p.run(ctx, r)
 }
 
-// Two plugins that call each other end after kernel.MaxDepth calls, with the token of the call and
-// without it.
+// Two plugins that call each other end after kernel.MaxDepth calls, whether they name the call that they
+// serve or not.
 func TestBusLoop(t *testing.T) {
-	for _, useToken := range []bool{true, false} {
-		var mu sync.Mutex
-		calls, last := 0, ""
-		loop := func(other string) func(context.Context, *jrpc2.Server, string) (any, error) {
-			return func(ctx context.Context, srv *jrpc2.Server, token string) (any, error) {
-				mu.Lock()
-				calls++
-				mu.Unlock()
-				params := map[string]any{"name": other + ".run", "tenant": "default"}
-				if useToken {
-					params = withToken(token, params)
-				}
-				if got := ask(ctx, srv, "call", params); strings.HasPrefix(got, "E_") {
-					last = got
-				}
-				return map[string]bool{}, nil
+	t.Run("with the token of the call", func(t *testing.T) { testBusLoop(t, true) })
+	t.Run("without a token", func(t *testing.T) { testBusLoop(t, false) })
+}
+
+func testBusLoop(t *testing.T, useToken bool) {
+	var mu sync.Mutex
+	calls, last := 0, ""
+	loop := func(other string) func(context.Context, *jrpc2.Server, string) (any, error) {
+		return func(ctx context.Context, srv *jrpc2.Server, token string) (any, error) {
+			mu.Lock()
+			calls++
+			mu.Unlock()
+			params := map[string]any{"name": other + ".run", "tenant": "default"}
+			if useToken {
+				params = withToken(token, params)
 			}
+			if got := ask(ctx, srv, "call", params); strings.HasPrefix(got, "E_") {
+				last = got
+			}
+			return map[string]bool{}, nil
 		}
-		a := &busPlugin{name: "ping", bus: `{"call": ["pong.run"]}`, run: loop("pong")}
-		b := &busPlugin{name: "pong", bus: `{"call": ["ping.run"]}`, run: loop("ping")}
-		r := newBusHarness(t, a, b)
-		r.allow(a, "default")
-		r.allow(b, "default")
-		if _, err := r.call(all, "ping.run"); err != nil {
-			t.Fatal(err)
-		}
-		if calls != 1+kernel.MaxDepth || last != "E_SAFETY_DENIED depth" {
-			t.Errorf("token %t: %d calls, then %s", useToken, calls, last)
-		}
+	}
+	a := &busPlugin{name: "ping", bus: `{"call": ["pong.run"]}`, run: loop("pong")}
+	b := &busPlugin{name: "pong", bus: `{"call": ["ping.run"]}`, run: loop("ping")}
+	r := newBusHarness(t, a, b)
+	r.allow(a, "default")
+	r.allow(b, "default")
+	if _, err := r.call(all, "ping.run"); err != nil {
+		t.Fatal(err)
+	}
+	if calls != 1+kernel.MaxDepth || last != "E_SAFETY_DENIED depth" {
+		t.Errorf("%d calls, then %s; want %d, then a refusal", calls, last, 1+kernel.MaxDepth)
 	}
 }
 
@@ -359,15 +427,12 @@ func testBusBudget(t *testing.T) {
 	r := newBusHarness(t, p)
 	r.allow(p, "default")
 	ended := make(chan time.Duration, 16)
-	if err := r.k.Load(funcPlugin{&kernel.Manifest{Name: "slow", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "slow.run", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeTicketsRead}}}},
-		func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
-			d, _ := ctx.Deadline()
-			<-ctx.Done()
-			ended <- time.Until(d)
-			return nil, ctx.Err()
-		}}, false); err != nil {
-		t.Fatal(err)
-	}
+	r.load("slow", func(ctx context.Context, _ *kernel.Request) (*kernel.Result, error) {
+		d, _ := ctx.Deadline()
+		<-ctx.Done()
+		ended <- time.Until(d)
+		return nil, ctx.Err()
+	})
 	for range 8 { // more than open a breaker
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 		if _, err := r.k.Call(ctx, &kernel.Request{Caller: all, Tool: "asker.run"}); err == nil {
@@ -386,135 +451,186 @@ func testBusBudget(t *testing.T) {
 	}
 }
 
-func TestBusEvents(t *testing.T) {
-	p := &busPlugin{name: "notes", bus: `{"subscribe": ["alert", "presence*"], "append": ["notes.added"]}`, notify: make(chan string, 64)}
-	r := newBusHarness(t, p)
-	next := func(want string) {
-		t.Helper()
-		select {
-		case got := <-p.notify:
-			if got != want {
-				t.Fatalf("got  %s\nwant %s", got, want)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatalf("no %s", want)
-		}
+// notification returns the next notification of the relay to a plugin.
+func (p *busPlugin) notification(t *testing.T) string {
+	t.Helper()
+	select {
+	case got := <-p.notify:
+		return got
+	case <-time.After(5 * time.Second):
+		t.Fatal("no notification in 5 s")
+		return ""
 	}
-	next("initialized ")
-	next(`consent {"tenants":[]}`)
+}
+
+// newNotesPlugin makes the plugin notes, which keeps its notifications and has a consent for the tenant
+// default.
+func newNotesPlugin(t *testing.T, bus string) (*busPlugin, *busHarness) {
+	t.Helper()
+	p := &busPlugin{name: "notes", bus: bus, notify: make(chan string, 64)}
+	r := newBusHarness(t, p)
 	r.allow(p, "default")
-	next(`consent {"tenants":["default"]}`)
-	srv, ctx := p.server(), t.Context()
-	for _, c := range []struct {
-		method string
-		params map[string]any
-		want   string
+	for p.notification(t) != `consent {"tenants":["default"]}` {
+	}
+	return p, r
+}
+
+// A plugin is notified of the tenants of its consent: when it has started, and at each change.
+func TestBusConsentIsAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &busPlugin{name: "notes", bus: `{"append": ["notes.*"]}`, notify: make(chan string, 64)}
+		r := newBusHarness(t, p)
+		for _, want := range []string{"initialized ", `consent {"tenants":[]}`} {
+			if got := p.notification(t); got != want {
+				t.Errorf("got %s, want %s", got, want)
+			}
+		}
+		r.allow(p, "default")
+		if got, want := p.notification(t), `consent {"tenants":["default"]}`; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	})
+}
+
+func TestBusRequests(t *testing.T) {
+	type params = map[string]any
+	for _, tt := range []struct {
+		name, method string
+		params       params
+		want         string
 	}{
-		{"append", map[string]any{"type": "notes.added", "aggregate_id": "n1", "payload": map[string]any{"n": 1}}, `{"seq":1}`},
-		{"append", map[string]any{"type": "notes.removed"}, "E_SAFETY_DENIED manifest"},
-		{"append", map[string]any{"type": "ticket.created"}, "E_SAFETY_DENIED manifest"},
-		{"append", map[string]any{"type": "notes.added", "payload": map[string]any{"x": strings.Repeat("x", maxAppend)}}, "E_BAD_REQUEST"},
-		{"subscribe", map[string]any{"topics": []string{"ticket"}}, "E_SAFETY_DENIED manifest"},
-		{"subscribe", map[string]any{"topics": []string{"*"}}, "E_SAFETY_DENIED manifest"},
-		{"subscribe", map[string]any{"topics": []string{"alert"}, "tenant": "b"}, "E_SAFETY_DENIED tenant"},
-		{"subscribe", map[string]any{"topics": []string{"alert"}, "uri": "mcp://x/y"}, "E_BAD_REQUEST"},
-		{"subscribe", map[string]any{"uri": "mcp://x/y"}, "E_SAFETY_DENIED manifest"},
-		{"subscribe", map[string]any{"topics": []string{"alert", "presence*"}, "after": 0}, `{"seq":1,"subscription":"1"}`},
-		{"unsubscribe", map[string]any{"subscription": "7"}, "E_BAD_REQUEST"},
-		{"publish", map[string]any{}, ""},
-		{"call", map[string]any{"nam": "x"}, "E_BAD_REQUEST"},
+		{"an event of its own", "append", params{"type": "notes.added", "aggregate_id": "n1", "payload": params{"n": 1}}, `{"seq":1}`},
+		{"an event that the manifest does not name", "append", params{"type": "notes.removed"}, "E_SAFETY_DENIED manifest"},
+		{"an event of others", "append", params{"type": "ticket.created"}, "E_SAFETY_DENIED manifest"},
+		{"an event that is too large", "append", params{"type": "notes.added", "payload": params{"x": strings.Repeat("x", maxAppend)}}, "E_BAD_REQUEST"},
+		{"topics of the manifest", "subscribe", params{"topics": []string{"alert", "presence*"}, "after": 0}, `{"seq":0,"subscription":"1"}`},
+		{"another topic", "subscribe", params{"topics": []string{"ticket"}}, "E_SAFETY_DENIED manifest"},
+		{"all topics", "subscribe", params{"topics": []string{"*"}}, "E_SAFETY_DENIED manifest"},
+		{"a topic of another tenant", "subscribe", params{"topics": []string{"alert"}, "tenant": "b"}, "E_SAFETY_DENIED tenant"},
+		{"topics and a resource", "subscribe", params{"topics": []string{"alert"}, "uri": "mcp://x/y"}, "E_BAD_REQUEST"},
+		{"another resource", "subscribe", params{"uri": "mcp://x/y"}, "E_SAFETY_DENIED manifest"},
+		{"no such subscription", "unsubscribe", params{"subscription": "7"}, "E_BAD_REQUEST"},
+		{"no such method", "publish", params{}, ""},
+		{"no such parameter", "call", params{"nam": "x"}, "E_BAD_REQUEST"},
 	} {
-		if got := ask(ctx, srv, c.method, c.params); got != c.want {
-			t.Errorf("%s %v: got %s, want %s", c.method, c.params, got, c.want)
-		}
-	}
-	for _, e := range []kernel.Event{{Tenant: "b", Type: "alert.raised", Aggregate: "x"}, {Type: "alert.raised"}, {Tenant: "default", Type: "ticket.created"},
-		{Tenant: "default", Type: "alert.raised", Aggregate: "node", Payload: json.RawMessage(`{"level":"warn"}`), CreatedMS: 5}} {
-		if _, err := r.log.Append(ctx, e); err != nil {
-			t.Fatal(err)
-		}
-	}
-	next(`event {"subscription":"1","tenant":"default","topic":"alert","seq":5,"type":"alert.raised","aggregate_id":"node","created_at":5,"payload":{"level":"warn"}}`)
-	var types []string
-	_ = r.log.Replay(ctx, 0, func(e kernel.Event) error { types = append(types, e.Tenant+" "+e.Type); return nil })
-	if types[0] != "default plugin.notes.added" {
-		t.Errorf("the log has %q", types)
-	}
-	r.allow(p)
-	got := []string{<-p.notify, <-p.notify}
-	slices.Sort(got)
-	if want := []string{`consent {"tenants":[]}`, `ended {"reason":"the consent was changed","subscription":"1"}`}; !slices.Equal(got, want) {
-		t.Errorf("after the consent was withdrawn: %q", got)
-	}
-	if got := ask(ctx, srv, "append", map[string]any{"type": "notes.added"}); got != "E_SAFETY_DENIED consent" {
-		t.Errorf("without consent: %s", got)
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, _ := newNotesPlugin(t, `{"subscribe": ["alert", "presence*"], "append": ["notes.added"]}`)
+				if got := ask(t.Context(), p.server(), tt.method, tt.params); got != tt.want {
+					t.Errorf("got %s, want %s", got, tt.want)
+				}
+			})
+		})
 	}
 }
 
-// A consent that is withdrawn while a subscription begins ends it.
-func TestConsentEndsWhileSubscribing(t *testing.T) {
-	p := &busPlugin{name: "notes", bus: `{"subscribe": ["alert"]}`, notify: make(chan string, 64)}
-	r := newBusHarness(t, p)
-	r.allow(p, "default")
-	r.onSeqAt = func() { r.allow(p) }
-	if got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}, "since_s": 60}); got != `{"seq":0,"subscription":"1"}` {
-		t.Fatalf("subscribe: %s", got)
-	}
-	for deadline := time.After(5 * time.Second); ; {
-		select {
-		case got := <-p.notify:
-			if got == `ended {"reason":"the consent was changed","subscription":"1"}` {
-				return
+// An event of a plugin is in the log under the plugin's own types.
+func TestBusAppend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"append": ["notes.added"]}`)
+		ask(t.Context(), p.server(), "append", map[string]any{"type": "notes.added"})
+		var events []string
+		_ = r.log.Replay(t.Context(), 0, func(e kernel.Event) error { events = append(events, e.Tenant+" "+e.Type); return nil })
+		if want := []string{"default plugin.notes.added"}; !slices.Equal(events, want) {
+			t.Errorf("the log has %q, want %q", events, want)
+		}
+	})
+}
+
+// A subscription gets the events of its topics in the tenants of the consent, until the consent ends.
+func TestBusSubscription(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"subscribe": ["alert"]}`)
+		ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}})
+		for _, e := range []kernel.Event{
+			{Tenant: "b", Type: "alert.raised", Aggregate: "x"}, // of another tenant
+			{Type: "alert.raised"},                              // the relay's own
+			{Tenant: "default", Type: "ticket.created"},         // of another topic
+			{Tenant: "default", Type: "alert.raised", Aggregate: "node", Payload: json.RawMessage(`{"level":"warn"}`), CreatedMS: 5},
+		} {
+			if _, err := r.log.Append(t.Context(), e); err != nil {
+				t.Fatal(err)
 			}
-		case <-deadline:
-			t.Fatal("the subscription goes on without a consent")
 		}
-	}
+		want := `event {"subscription":"1","tenant":"default","topic":"alert","seq":4,"type":"alert.raised","aggregate_id":"node","created_at":5,"payload":{"level":"warn"}}`
+		if got := p.notification(t); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+		r.allow(p) // takes the consent back
+		got := []string{p.notification(t), p.notification(t)}
+		slices.Sort(got)
+		if want := []string{`consent {"tenants":[]}`, `ended {"reason":"the consent was changed","subscription":"1"}`}; !slices.Equal(got, want) {
+			t.Errorf("after the consent was taken back: got %q, want %q", got, want)
+		}
+		if got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}}); got != "E_SAFETY_DENIED consent" {
+			t.Errorf("another subscription without consent: %s", got)
+		}
+	})
 }
 
-// A plugin that floods the bus is refused beyond its shares.
-func TestBusShares(t *testing.T) {
-	p := &busPlugin{name: "notes", bus: `{"subscribe": ["alert"], "append": ["notes.*"], "call": ["slow.run"]}`}
-	r := newBusHarness(t, p)
-	r.allow(p, "default")
-	count := map[string]int{}
-	for range busBurst + 20 {
-		count[ask(t.Context(), p.server(), "append", map[string]any{"type": "notes.x"})]++
-	}
-	if n := count["E_RATE_LIMITED rate"]; n < 50 || r.log.Last() > appendBurst+10 {
-		t.Errorf("%d appended, %v", r.log.Last(), count)
-	}
+// A consent that is taken back while a subscription begins ends it.
+func TestConsentEndsWhileSubscribing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"subscribe": ["alert"]}`)
+		r.onSeqAt = func() { r.allow(p) }
+		if got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}, "since_s": 60}); got != `{"seq":0,"subscription":"1"}` {
+			t.Fatalf("subscribe: %s", got)
+		}
+		for p.notification(t) != `ended {"reason":"the consent was changed","subscription":"1"}` {
+		}
+	})
+}
 
-	q := &busPlugin{name: "busy", bus: `{"call": ["slow.run"], "subscribe": ["alert"]}`}
-	r = newBusHarness(t, q)
-	r.allow(q, "default")
-	release := make(chan struct{})
-	if err := r.k.Load(funcPlugin{&kernel.Manifest{Name: "slow", Version: "1.0.0", Tools: []*kernel.Tool{{Name: "slow.run", ToolInfo: &kernel.ToolInfo{Scope: manifest.ScopeTicketsRead}}}},
-		func(context.Context, *kernel.Request) (*kernel.Result, error) {
+// Events beyond the share of a plugin are refused.
+func TestBusShareOfEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"append": ["notes.*"]}`)
+		count := map[string]int{}
+		for range appendBurst + 20 {
+			count[ask(t.Context(), p.server(), "append", map[string]any{"type": "notes.x"})]++
+		}
+		if r.log.Last() != appendBurst || count["E_RATE_LIMITED rate"] != 20 {
+			t.Errorf("%d events appended, %d refused; want %d, 20", r.log.Last(), count["E_RATE_LIMITED rate"], appendBurst)
+		}
+	})
+}
+
+// Requests beyond those that a plugin may have in flight are refused; those in flight are answered.
+func TestBusShareInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"call": ["slow.run"]}`)
+		release := make(chan struct{})
+		r.load("slow", func(context.Context, *kernel.Request) (*kernel.Result, error) {
 			<-release
 			return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
-		}}, false); err != nil {
-		t.Fatal(err)
-	}
-	answers := make(chan string, 64)
-	for range maxBusRequests + 4 {
-		go func() { answers <- ask(t.Context(), q.server(), "call", map[string]any{"name": "slow.run"}) }()
-	}
-	for range 4 {
-		if got := <-answers; got != "E_RATE_LIMITED concurrency" {
-			t.Errorf("beyond the share: %s", got)
+		})
+		answers := make(chan string, 64)
+		call := func() { answers <- ask(t.Context(), p.server(), "call", map[string]any{"name": "slow.run"}) }
+		for range maxBusRequests {
+			go call()
 		}
-	}
-	close(release)
-	for range maxBusRequests {
-		if got := <-answers; !strings.HasPrefix(got, "{") {
-			t.Errorf("within the share: %s", got)
+		synctest.Wait()
+		if call(); <-answers != "E_RATE_LIMITED concurrency" {
+			t.Error("one more was not refused")
 		}
-	}
-	for i := range maxSubscriptions + 1 {
-		got := ask(t.Context(), q.server(), "subscribe", map[string]any{"topics": []string{"alert"}})
-		if (i == maxSubscriptions) != (got == "E_RATE_LIMITED subscriptions") {
-			t.Errorf("subscription %d: %s", i, got)
+		close(release)
+		for range maxBusRequests {
+			if got := <-answers; !strings.HasPrefix(got, "{") {
+				t.Errorf("within the share: %s", got)
+			}
 		}
-	}
+	})
+}
+
+// Subscriptions of a connection are bounded.
+func TestBusShareOfSubscriptions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, _ := newNotesPlugin(t, `{"subscribe": ["alert"]}`)
+		for i := range maxSubscriptions + 1 {
+			got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}})
+			if isRefused := got == "E_RATE_LIMITED subscriptions"; isRefused != (i == maxSubscriptions) {
+				t.Errorf("subscription %d: %s", i+1, got)
+			}
+		}
+	})
 }

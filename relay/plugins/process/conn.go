@@ -1,18 +1,13 @@
 package process
 
 import (
-	"bufio"
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/creachadair/jrpc2"
 
@@ -36,177 +31,29 @@ const protocolVersion = "2025-11-25"
 
 // Bounds of a connection.
 const (
-	maxLine     = 4 << 20 // bytes of a plugin's message; a longer one ends the connection
-	maxPages    = 64      // of a list
-	maxFollowed = 1024    // calls whose progress is forwarded
-
-	// sendTimeout is how long a plugin may leave a message unread: as long as one that works
-	// may answer nothing (liveness).
-	sendTimeout = maxUnansweredBusy * pingInterval
-	// maxReadAhead bounds the bytes that are read while a message is unread. Each message
-	// counts messageOverhead in addition to its size.
-	maxReadAhead    = 32 << 20
-	messageOverhead = 16 << 10
+	maxPages    = 64   // of a list
+	maxFollowed = 1024 // calls whose progress is forwarded
 )
-
-// lineChannel is a jrpc2 channel of one JSON value a line, with bounds in both directions.
-// jrpc2 calls Send under a lock and Recv from one goroutine.
-//
-// Both bounds protect the relay from a plugin that stops reading: sendTimeout ends the
-// connection, and until then maxReadAhead stops the reading of further messages.
-type lineChannel struct {
-	in    *bufio.Scanner
-	out   deadlineWriter
-	abort func() // ends both directions at once, whatever the plugin does
-	stop  func() error
-
-	// onNotification handles notifications in their order; nil: jrpc2 gets them. Only Recv uses it.
-	onNotification func(method string, params json.RawMessage)
-	// onNoise gets lines that cannot be messages; nil: such a line ends the connection. Only Recv
-	// uses it.
-	onNoise func(line []byte)
-
-	sendErr   error         // of an earlier Send: part of a message may be out. Only Send uses it
-	isBroken  atomic.Bool   // there is a sendErr
-	isClosing atomic.Bool   // Send does not wait any more
-	sendSlot  chan struct{} // capacity 1: held by a Send
-	readAhead atomic.Int64  // bytes that were read since the last Send ended
-	messages  atomic.Int64  // that were read
-	isStopped func() bool   // the server's process is stopped by a signal
-}
-
-// deadlineWriter is a writer with a write deadline: a pipe or a socket.
-type deadlineWriter interface {
-	io.Writer
-	SetWriteDeadline(t time.Time) error
-}
-
-// newLineChannel makes a channel. abort must end a Write and a Read that are blocked; stop
-// ends both directions and waits for a process. stop is called once.
-func newLineChannel(r io.Reader, w deadlineWriter, abort func(), stop func() error) *lineChannel {
-	l := &lineChannel{in: bufio.NewScanner(r), out: w, abort: abort, stop: sync.OnceValue(stop), sendSlot: make(chan struct{}, 1), isStopped: func() bool { return false }}
-	l.in.Buffer(make([]byte, 0, 16<<10), maxLine)
-	return l
-}
-
-// Send writes one message, which jrpc2 encodes without newlines. Meanwhile all other calls
-// and the end of the connection wait, so it aborts the connection to a plugin that reads
-// nothing for sendTimeout.
-//
-// A Send that failed may have written a part of its message. Later ones return the same
-// error, because the plugin would read their bytes as the rest of that message.
-func (l *lineChannel) Send(b []byte) error {
-	if l.sendErr != nil {
-		return l.sendErr
-	}
-	l.sendSlot <- struct{}{}
-	defer func() { l.readAhead.Store(0); <-l.sendSlot }()
-	_ = l.out.SetWriteDeadline(time.Now().Add(sendTimeout))
-	if l.isClosing.Load() { // checked after the deadline was set: abortSend may have been called before
-		l.abortSend()
-	}
-	if n, err := l.out.Write(append(b, '\n')); err != nil {
-		l.sendErr = fmt.Errorf("it reads no messages: %w", err)
-		l.isBroken.Store(true)
-		l.abort()
-		if n > 0 {
-			return partlySentError{l.sendErr}
-		}
-		return l.sendErr
-	}
-	return nil
-}
-
-// partlySentError is the error of the Send that has written a part of its message.
-type partlySentError struct{ error }
-
-// notSentError is the error of a request of which nothing was sent, since the connection had ended.
-type notSentError struct{ error }
-
-// abortSend ends a Send that is waiting, and makes further ones fail at once.
-func (l *lineChannel) abortSend() {
-	l.isClosing.Store(true)
-	_ = l.out.SetWriteDeadline(time.Unix(1, 0))
-}
-
-// notify passes a notification on and reports whether b was one. jrpc2 handles each message in a
-// separate goroutine, so it would report the progress of a call after its result, or in
-// another order.
-func (l *lineChannel) notify(b []byte) bool {
-	if l.onNotification == nil || !bytes.Contains(b, []byte(`"method"`)) {
-		return false
-	}
-	var m struct {
-		ID     json.RawMessage `json:"id"`
-		Method string          `json:"method"`
-		Params json.RawMessage `json:"params"`
-	}
-	if json.Unmarshal(b, &m) != nil || m.Method == "" || len(m.ID) > 0 {
-		return false // jrpc2 refuses what is malformed
-	}
-	l.onNotification(m.Method, m.Params)
-	return true
-}
-
-// Recv reads one message. While a Send waits, jrpc2 queues incoming messages without bound, so
-// after maxReadAhead Recv waits for the Send to end.
-//
-// Empty lines are skipped, and so is what an adopted server prints between its messages, as clients
-// of MCP do. It is no sign of life. A line longer than maxLine is an error, which ends the
-// connection. The result is a copy, since the scanner overwrites its buffer.
-func (l *lineChannel) Recv() ([]byte, error) {
-	for l.in.Scan() {
-		if b := bytes.TrimSpace(l.in.Bytes()); len(b) > 0 {
-			if l.onNoise != nil && b[0] != '{' && b[0] != '[' {
-				l.onNoise(b)
-				continue
-			}
-			l.messages.Add(1)
-			if l.readAhead.Add(int64(len(b))+messageOverhead) > maxReadAhead {
-				l.sendSlot <- struct{}{}
-				l.readAhead.Store(0)
-				<-l.sendSlot
-			}
-			if l.notify(b) {
-				continue
-			}
-			return bytes.Clone(b), nil
-		}
-	}
-	if errors.Is(l.in.Err(), bufio.ErrTooLong) {
-		return nil, errTooLong
-	}
-	return nil, cmp.Or(l.in.Err(), io.EOF)
-}
-
-// What a server sent that ends its connection.
-var (
-	errTooLong    = fmt.Errorf("it sent a message of more than %d MiB", maxLine>>20)
-	errNotMessage = errors.New("it wrote a line to stdout that is not a JSON-RPC message")
-)
-
-// Close ends both directions.
-func (l *lineChannel) Close() error { return l.stop() }
 
 // conn is one connection to a plugin's server, from its start to its end. A plugin that is
-// restarted gets a new one. version is set by initialize, before other goroutines see conn.
+// restarted gets a new one.
 //
 // State that ends with the process, such as what the server subscribed to, belongs here; what a
-// restart keeps belongs to Plugin, what a new version keeps to process.
+// restart keeps belongs to Plugin, what a new version keeps to loadedPlugin.
 type conn struct {
-	plugin  *Plugin
-	rpc     *jrpc2.Client
-	ch      *lineChannel
-	ended   chan struct{} // closed when nothing more will arrive
-	fault   error         // errTooLong or errNotMessage, if that ended it; set before ended is closed
-	version string        // of the protocol, as the plugin chose it
-	server  serverInfo    // set by initialize, as version
+	plugin *Plugin
+	rpc    *jrpc2.Client
+	ch     *lineChannel
+	ended  chan struct{} // closed when nothing more will arrive
+	fault  error         // errTooLong or errNotMessage, if that ended it; set before ended is closed
+	server serverInfo    // set by initialize, before other goroutines see conn
 	// listsChanged holds one signal: the server said that one of its lists has changed.
 	listsChanged chan struct{}
 	relisting    sync.WaitGroup // followLists
-	// sentAt is how many messages the plugin had sent when it got the last call; -1: it got none.
-	sentAt  atomic.Int64
-	faulted atomic.Bool // the end of the connection was reported as a fault, or is none
+	// readAtLastCall is how many messages of the plugin had been read when the last call was sent to it;
+	// -1: none was. While it equals the messages by now, the plugin may be at work on that call (liveness).
+	readAtLastCall atomic.Int64
+	endReported    atomic.Bool // one call has reported the end of the connection as a fault, or it is none
 
 	bus     *busConn      // nil: the plugin asks for nothing
 	started chan struct{} // closed when rpc is set: a request of the plugin may come before
@@ -244,7 +91,7 @@ type serverInfo struct {
 func newConn(p *Plugin, ch *lineChannel) *conn {
 	c := &conn{plugin: p, ch: ch, ended: make(chan struct{}), started: make(chan struct{}), listsChanged: make(chan struct{}, 1), progress: make(map[int64]progressFollower)}
 	c.bus = p.bus.attach(c)
-	c.sentAt.Store(-1)
+	c.readAtLastCall.Store(-1)
 	ch.onNotification = c.onNotification
 	if p.isAdopted() {
 		ch.onNoise = newNoiseLogger(p.log)
@@ -273,7 +120,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 // call sends a request and returns the raw result. An error that the plugin answered with is
 // a *jrpc2.Error, which callError translates.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
-	c.sentAt.Store(c.ch.messages.Load())
+	c.readAtLastCall.Store(c.ch.messages.Load())
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
 		if c.isLost() && !wasSent(err) {
@@ -284,6 +131,16 @@ func (c *conn) call(ctx context.Context, method string, params any) (json.RawMes
 	var raw json.RawMessage
 	err = rsp.UnmarshalResult(&raw)
 	return raw, err
+}
+
+// hasEnded reports whether nothing more will arrive.
+func (c *conn) hasEnded() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // isLost reports whether nothing can be sent any more. That is so before ended is closed.
@@ -312,7 +169,6 @@ func (c *conn) initialize(ctx context.Context, version string) error {
 	if err := json.Unmarshal(raw, &c.server); err != nil || c.server.ProtocolVersion == "" {
 		return errors.New("its answer to initialize names no protocolVersion")
 	}
-	c.version = c.server.ProtocolVersion
 	return c.rpc.Notify(ctx, "notifications/initialized", nil)
 }
 

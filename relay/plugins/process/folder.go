@@ -32,6 +32,10 @@ const (
 	socketFile   = "run.sock"
 )
 
+// SocketPath is where a plugin that somebody else starts has its socket (SandboxExternal), in a
+// plugin directory.
+func SocketPath(dir, name string) string { return filepath.Join(dir, name, socketFile) }
+
 // tempFolders are the folders for temporary files in a plugin's folder for data. Two versions that
 // run at the same time have one each, since it is emptied at each start.
 var tempFolders = [2]string{"tmp", "tmp2"}

@@ -19,7 +19,7 @@ import (
 
 // Goroutines: Run has one for each version of a plugin (Plugin.run) and one for each version that
 // is drained, and waits for all of them. jrpc2 has its own for each connection, which end with it.
-// Host.mu is not held while a plugin starts or stops; process.changing is.
+// Host.mu is not held while a plugin starts or stops; loadedPlugin.changing is.
 
 // MaxProcesses bounds the plugins of a Host.
 const MaxProcesses = 32
@@ -76,26 +76,26 @@ type Host struct {
 
 	mu      sync.Mutex // protects the fields below
 	ctx     context.Context
-	loaded  map[string]*process
+	loaded  map[string]*loadedPlugin
 	wg      sync.WaitGroup
 	stopped bool
 }
 
-// process is a loaded plugin: what outlasts its versions.
-type process struct {
+// loadedPlugin is a plugin from Load to Unload: what outlasts its versions.
+type loadedPlugin struct {
 	name    string
 	watches *watchSet
 	// changing has capacity 1. It is held while the plugin is loaded, reloaded or unloaded.
 	changing chan struct{}
 
 	// protected by Host.mu
-	current     *version
-	draining    *version // the version before, while it ends; nil: none did, or it has ended
+	current     *runningVersion
+	draining    *runningVersion // the version before, while it ends; nil: none did, or it has ended
 	isUnloading bool
 }
 
-// version is a version of a plugin that is supervised. cancel ends it, done is closed after that.
-type version struct {
+// runningVersion is a Plugin that is supervised. cancel ends it, done is closed after that.
+type runningVersion struct {
 	plugin *Plugin
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -103,15 +103,15 @@ type version struct {
 }
 
 // drainTimeout bounds how long a version that was replaced or unloaded goes on for its calls in
-// flight, which have kernel.CallBudget.
-const drainTimeout = kernel.CallBudget + time.Second
+// flight, which have kernel.CallBudget. Tests shorten it.
+var drainTimeout = kernel.CallBudget + time.Second
 
 // New makes a Host; nothing starts before Run.
 func New(o Options) *Host {
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}
-	return &Host{o: o, log: o.Logger, loaded: make(map[string]*process)}
+	return &Host{o: o, log: o.Logger, loaded: make(map[string]*loadedPlugin)}
 }
 
 // Run starts the named plugins and keeps them and those that Load adds running until ctx
@@ -148,13 +148,13 @@ func (h *Host) loadAtStart(name string) error {
 	if err != nil {
 		return err
 	}
-	pr, v, err := h.add(src)
+	lp, v, err := h.add(src)
 	if err != nil {
 		return err
 	}
 	defer h.wg.Done()
-	defer func() { <-pr.changing }()
-	h.supervise(pr, v, nil, func() error { return h.o.Kernel.Load(v.plugin, false) })
+	defer func() { <-lp.changing }()
+	h.supervise(lp, v, nil, func() error { return h.o.Kernel.Load(v.plugin, false) })
 	return nil
 }
 
@@ -168,12 +168,12 @@ func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	pr, v, err := h.add(src)
+	lp, v, err := h.add(src)
 	if err != nil {
 		return nil, err
 	}
 	defer h.wg.Done()
-	defer func() { <-pr.changing }()
+	defer func() { <-lp.changing }()
 	c, err := v.connect(ctx)
 	if err == nil {
 		v.plugin.setUp(c) // before a call can come
@@ -182,16 +182,16 @@ func (h *Host) Load(ctx context.Context, name string) (*State, error) {
 		}
 	}
 	if err != nil {
-		h.remove(pr, v)
+		h.remove(lp, v)
 		return nil, fmt.Errorf("plugin %s is not loaded: %w", name, err)
 	}
-	h.supervise(pr, v, c, nil)
+	h.supervise(lp, v, c, nil)
 	s := v.plugin.state()
 	return &s, nil
 }
 
 // connect is Plugin.connect, which also ends with the version.
-func (v *version) connect(ctx context.Context) (*conn, error) {
+func (v *runningVersion) connect(ctx context.Context) (*conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := context.AfterFunc(v.ctx, cancel)
@@ -216,14 +216,14 @@ func (v *version) connect(ctx context.Context) (*conn, error) {
 // At most two versions of a plugin run at the same time: Reload waits for the end of the one
 // before.
 func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
-	pr, err := h.acquire(ctx, name)
+	lp, err := h.acquire(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	defer h.wg.Done()
-	defer func() { <-pr.changing }()
+	defer func() { <-lp.changing }()
 	h.mu.Lock()
-	old, before := pr.current, pr.draining
+	old, before := lp.current, lp.draining
 	h.mu.Unlock()
 	began, waited := time.Now(), time.Duration(0)
 	if before != nil {
@@ -234,7 +234,7 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 		}
 		waited = time.Since(began)
 	}
-	v, drained, err := h.startBeside(ctx, pr, old)
+	v, drained, err := h.startBeside(ctx, lp, old)
 	if err != nil && waited > 0 && ctx.Err() != nil { // the start is not to blame, or not alone
 		err = fmt.Errorf("%w; the version before had calls in flight for %s of that time, try again", err, waited.Round(time.Millisecond))
 	}
@@ -242,14 +242,14 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 		return nil, fmt.Errorf("plugin %s is not reloaded, version %s goes on: %w", name, old.plugin.manifest.Version, err)
 	}
 	h.mu.Lock()
-	pr.current, pr.draining = v, old
+	lp.current, lp.draining = v, old
 	h.mu.Unlock()
 	h.wg.Go(func() {
 		old.end(drained)
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		if pr.draining == old {
-			pr.draining = nil
+		if lp.draining == old {
+			lp.draining = nil
 		}
 	})
 	s := v.plugin.state()
@@ -257,19 +257,19 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 }
 
 // startBeside starts and checks a new version, and replaces the old one by it.
-func (h *Host) startBeside(ctx context.Context, pr *process, old *version) (*version, <-chan struct{}, error) {
+func (h *Host) startBeside(ctx context.Context, lp *loadedPlugin, old *runningVersion) (*runningVersion, <-chan struct{}, error) {
 	temp := tempFolders[0]
 	if old.plugin.temp == temp {
 		temp = tempFolders[1]
 	}
-	src, err := h.open(pr.name, temp)
+	src, err := h.open(lp.name, temp)
 	if err == nil {
 		err = h.allowSandbox(src.manifest)
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	v := h.newVersion(src, pr.watches)
+	v := h.newVersion(src, lp.watches)
 	c, err := v.connect(ctx)
 	if err != nil {
 		v.cancel()
@@ -282,33 +282,37 @@ func (h *Host) startBeside(ctx context.Context, pr *process, old *version) (*ver
 		v.cancel()
 		return nil, nil, err
 	}
-	h.supervise(pr, v, c, nil)
+	h.supervise(lp, v, c, nil)
 	return v, drained, nil
 }
 
 // end ends a version after its calls in flight. Those that wait for a restart go to the next
 // version.
-func (v *version) end(drained <-chan struct{}) {
+func (v *runningVersion) end(drained <-chan struct{}) {
 	v.plugin.retire()
+	v.awaitCalls(drained)
+	v.cancel()
+	<-v.done
+}
+
+// awaitCalls waits for the calls in flight, until drainTimeout is over or the version ends. drained is
+// the kernel's signal, which covers the calls since its last Refresh only; the plugin counts all of them.
+func (v *runningVersion) awaitCalls(drained <-chan struct{}) {
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
-	// The kernel counts the calls since its last Refresh only, the plugin all.
 	poll := time.NewTicker(10 * time.Millisecond)
 	defer poll.Stop()
-	for isWaiting := true; isWaiting; {
+	for drained != nil || v.plugin.active.Load() > 0 {
 		select {
 		case <-drained:
 			drained = nil
 		case <-poll.C:
 		case <-timer.C:
-			isWaiting = false
+			return
 		case <-v.ctx.Done():
-			isWaiting = false
+			return
 		}
-		isWaiting = isWaiting && (drained != nil || v.plugin.active.Load() > 0)
 	}
-	v.cancel()
-	<-v.done
 }
 
 // Unload ends a plugin: NAME or NAME@VERSION. The kernel offers its tools no longer; its process ends
@@ -316,17 +320,17 @@ func (v *version) end(drained <-chan struct{}) {
 // ends, and then returns nil: the rest follows.
 func (h *Host) Unload(ctx context.Context, name string) error {
 	name, want, hasVersion := strings.Cut(name, "@")
-	pr, err := h.acquire(ctx, name)
+	lp, err := h.acquire(ctx, name)
 	if err != nil {
 		return err
 	}
 	h.mu.Lock()
-	v, before := pr.current, pr.draining
+	v, before := lp.current, lp.draining
 	isOther := hasVersion && v.plugin.manifest.Version != want
-	pr.isUnloading = !isOther
+	lp.isUnloading = !isOther
 	h.mu.Unlock()
 	if isOther {
-		<-pr.changing
+		<-lp.changing
 		h.wg.Done()
 		return ErrNotLoaded
 	}
@@ -339,8 +343,8 @@ func (h *Host) Unload(ctx context.Context, name string) error {
 		if before != nil {
 			<-before.done
 		}
-		h.remove(pr, v)
-		<-pr.changing
+		h.remove(lp, v)
+		<-lp.changing
 	}()
 	select {
 	case <-ended:
@@ -360,8 +364,8 @@ type Reloaded struct {
 func (h *Host) ReloadChanged(ctx context.Context) []Reloaded {
 	h.mu.Lock()
 	running := make(map[string]source, len(h.loaded))
-	for name, pr := range h.loaded {
-		running[name] = pr.current.plugin.source
+	for name, lp := range h.loaded {
+		running[name] = lp.current.plugin.source
 	}
 	h.mu.Unlock()
 	var list []Reloaded
@@ -386,8 +390,8 @@ func (h *Host) List() []State {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := make([]State, 0, len(h.loaded))
-	for _, pr := range h.loaded {
-		list = append(list, pr.current.plugin.state())
+	for _, lp := range h.loaded {
+		list = append(list, lp.current.plugin.state())
 	}
 	slices.SortFunc(list, func(a, b State) int { return strings.Compare(a.Name, b.Name) })
 	return list
@@ -395,35 +399,35 @@ func (h *Host) List() []State {
 
 // acquire returns a loaded plugin with changing held, which the caller releases. h.wg counts the
 // caller until it calls Done.
-func (h *Host) acquire(ctx context.Context, name string) (*process, error) {
+func (h *Host) acquire(ctx context.Context, name string) (*loadedPlugin, error) {
 	for {
 		h.mu.Lock()
-		pr := h.loaded[name]
-		if pr == nil || h.stopped {
+		lp := h.loaded[name]
+		if lp == nil || h.stopped {
 			h.mu.Unlock()
 			return nil, ErrNotLoaded
 		}
 		h.wg.Add(1)
 		h.mu.Unlock()
 		select {
-		case pr.changing <- struct{}{}:
+		case lp.changing <- struct{}{}:
 		case <-ctx.Done():
 			h.wg.Done()
 			return nil, ErrBusy
 		}
 		h.mu.Lock()
-		isLoaded := h.loaded[name] == pr
+		isLoaded := h.loaded[name] == lp
 		h.mu.Unlock()
 		if isLoaded {
-			return pr, nil
+			return lp, nil
 		}
-		<-pr.changing
+		<-lp.changing
 		h.wg.Done()
 	}
 }
 
 // add enters a plugin, with changing held. For Load, h.wg counts the caller until it calls Done.
-func (h *Host) add(s source) (*process, *version, error) {
+func (h *Host) add(s source) (*loadedPlugin, *runningVersion, error) {
 	name := s.manifest.Name
 	if err := h.allowSandbox(s.manifest); err != nil {
 		return nil, nil, err
@@ -440,43 +444,43 @@ func (h *Host) add(s source) (*process, *version, error) {
 	case len(h.loaded) >= MaxProcesses:
 		return nil, nil, fmt.Errorf("%d plugins are loaded, which is the maximum; unload one", MaxProcesses)
 	}
-	pr := &process{name: name, watches: newWatchSet(), changing: make(chan struct{}, 1)}
-	pr.changing <- struct{}{}
-	pr.current = h.newVersion(s, pr.watches)
-	h.loaded[name] = pr
+	lp := &loadedPlugin{name: name, watches: newWatchSet(), changing: make(chan struct{}, 1)}
+	lp.changing <- struct{}{}
+	lp.current = h.newVersion(s, lp.watches)
+	h.loaded[name] = lp
 	h.wg.Add(1)
-	return pr, pr.current, nil
+	return lp, lp.current, nil
 }
 
 // remove removes a plugin after its last version has ended.
-func (h *Host) remove(pr *process, v *version) {
+func (h *Host) remove(lp *loadedPlugin, v *runningVersion) {
 	v.cancel()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.loaded[pr.name] == pr {
-		delete(h.loaded, pr.name)
-		close(pr.watches.unloaded)
+	if h.loaded[lp.name] == lp {
+		delete(h.loaded, lp.name)
+		close(lp.watches.unloaded)
 	}
 }
 
 // newVersion makes a version. Its context is that of Run and not of the call that loads it, which it
 // outlives.
-func (h *Host) newVersion(s source, watches *watchSet) *version {
-	v := &version{plugin: newPlugin(s, watches, h.o.Version, h.log), done: make(chan struct{})}
+func (h *Host) newVersion(s source, watches *watchSet) *runningVersion {
+	v := &runningVersion{plugin: newPlugin(s, watches, h.o.Version, h.log), done: make(chan struct{})}
 	v.plugin.onDown = h.o.OnDown
 	v.ctx, v.cancel = context.WithCancel(h.ctx)
 	return v
 }
 
 // supervise runs a version in a goroutine that Run waits for.
-func (h *Host) supervise(pr *process, v *version, c *conn, offer func() error) {
+func (h *Host) supervise(lp *loadedPlugin, v *runningVersion, c *conn, offer func() error) {
 	h.wg.Go(func() {
 		defer close(v.done)
 		defer v.cancel()
 		if err := v.plugin.run(v.ctx, c, offer); v.ctx.Err() == nil && !v.plugin.retired.Load() { // the kernel refused it
 			v.plugin.setDown(err, time.Time{})
-			h.log.Error("plugin not loaded", zap.String("plugin", pr.name), zap.Error(err))
-			h.removeRefused(pr, v)
+			h.log.Error("plugin not loaded", zap.String("plugin", lp.name), zap.Error(err))
+			h.removeRefused(lp, v)
 		}
 		h.o.Kernel.Unload(v.plugin)
 	})
@@ -484,18 +488,18 @@ func (h *Host) supervise(pr *process, v *version, c *conn, offer func() error) {
 
 // removeRefused removes a plugin that the kernel refused, unless a Reload replaces it: the kernel refuses
 // the version before then, too.
-func (h *Host) removeRefused(pr *process, v *version) {
+func (h *Host) removeRefused(lp *loadedPlugin, v *runningVersion) {
 	select {
-	case pr.changing <- struct{}{}:
+	case lp.changing <- struct{}{}:
 	case <-v.ctx.Done(): // it ends anyway
 		return
 	}
-	defer func() { <-pr.changing }()
+	defer func() { <-lp.changing }()
 	h.mu.Lock()
-	isCurrent := pr.current == v
+	isCurrent := lp.current == v
 	h.mu.Unlock()
 	if isCurrent {
-		h.remove(pr, v)
+		h.remove(lp, v)
 	}
 }
 

@@ -24,9 +24,9 @@ import (
 )
 
 // TestPluginThatNeverAnswers: one that stops reading holds up neither its unloading nor the end of
-// the relay, which is what the rig's cleanup waits for.
+// the relay, which is what the harness's cleanup waits for.
 func TestPluginThatNeverAnswers(t *testing.T) {
-	t.Parallel() // it takes drainTimeout
+	t.Parallel()
 	r := newHarness(t)
 	r.folder("odd", odd, shellServer(`sleep 60`))
 	if err := r.load("odd"); err != nil {
@@ -182,26 +182,22 @@ func TestKilledRelay(t *testing.T) {
 	if err := relay.Start(); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	defer func() { _ = relay.Process.Kill(); _ = relay.Wait() }()
 	pid := 0
-	for pid == 0 && time.Now().Before(deadline) {
+	until(t, "start of the plugin", func() bool {
 		if b, err := os.ReadFile(filepath.Join(dir+"-data", "pid")); err == nil {
 			_, _ = fmt.Sscan(string(b), &pid)
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return pid != 0
+	})
+	defer func() {
+		if t.Failed() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}()
 	_ = relay.Process.Kill()
 	_ = relay.Wait()
-	if pid == 0 {
-		t.Fatal("it did not start")
-	}
-	for !hasExited(pid) {
-		if time.Now().After(deadline) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			t.Fatal("the plugin outlived the relay")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	until(t, "end of the plugin after the relay was killed", func() bool { return hasExited(pid) })
 }
 
 // hasExited: there is no such process, or nobody has asked for its status yet.

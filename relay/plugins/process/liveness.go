@@ -43,7 +43,7 @@ func (l *liveness) check() error {
 		return nil
 	}
 	limit := maxUnanswered
-	if c.sentAt.Load() == l.read && !c.ch.isStopped() {
+	if c.readAtLastCall.Load() == l.read && !c.ch.isStopped() {
 		limit = maxUnansweredBusy
 	}
 	if l.unanswered >= limit {

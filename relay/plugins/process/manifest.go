@@ -220,7 +220,7 @@ func parse(data []byte) (*kernel.Manifest, *PluginManifest, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m := pm.Manifest("")
+	m := pm.kernelManifest()
 	for _, t := range m.Tools {
 		if t.CheckArguments, err = argumentCheck(t.InputSchema); err != nil {
 			return nil, nil, fmt.Errorf("inputSchema of %s: %w", t.Name, err)
@@ -232,11 +232,11 @@ func parse(data []byte) (*kernel.Manifest, *PluginManifest, error) {
 	return m, pm, nil
 }
 
-// Manifest converts the declaration to the form that the kernel loads; tenant "" offers it to
-// every tenant. A resource that names no capability needs the first of the manifest, a
-// tool the last; kernel:admin when the manifest has none.
-func (p *PluginManifest) Manifest(tenant string) *kernel.Manifest {
-	m := &kernel.Manifest{Name: p.Name, Version: p.Version, Tenant: tenant}
+// kernelManifest converts the declaration to the form that the kernel loads, for every tenant. A
+// resource that names no capability needs the first of the manifest, a tool the last; kernel:admin when
+// the manifest has none.
+func (p *PluginManifest) kernelManifest() *kernel.Manifest {
+	m := &kernel.Manifest{Name: p.Name, Version: p.Version}
 	for _, t := range p.Tools {
 		m.Tools = append(m.Tools, &kernel.Tool{Name: t.Name, ToolInfo: &kernel.ToolInfo{
 			Title: t.Title, Description: t.Description, InputSchema: t.InputSchema, OutputSchema: t.OutputSchema,

@@ -36,21 +36,21 @@ func TestParseManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := pm.Manifest("a")
-	got := fmt.Sprint(m.Name, " ", m.Version, " ", m.Tenant)
+	m := pm.kernelManifest()
+	got := fmt.Sprint(m.Name, " ", m.Version)
 	for _, t := range m.Tools {
 		got += fmt.Sprint("; ", t.Name, " ", t.Scope, " ", len(t.OutputSchema) > 0)
 	}
 	for _, r := range m.Resources {
 		got += fmt.Sprint("; ", r.URI, " ", r.Name, " ", r.Scope, " ", r.Watchable)
 	}
-	want := "notes 1.2.0-rc.1 a; notes.add tickets:write false; notes.book.get tickets:read true" +
+	want := "notes 1.2.0-rc.1; notes.add tickets:write false; notes.book.get tickets:read true" +
 		"; mcp://notes/all.json notes/all.json tickets:read true; mcp://notes/log notes/log tickets:write false"
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	pm.Capabilities = nil
-	if s := pm.Manifest("").Tools[0].Scope; s != manifest.ScopeKernelAdmin {
+	if s := pm.kernelManifest().Tools[0].Scope; s != manifest.ScopeKernelAdmin {
 		t.Errorf("without a capability a caller needs %s", s)
 	}
 }
@@ -65,7 +65,7 @@ func TestManifestScopes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := pm.Manifest("")
+	m := pm.kernelManifest()
 	got := []string{m.Tools[0].Scope, m.Tools[1].Scope, m.Resources[0].Scope}
 	if want := []string{"notes:read", "notes:admin_delete", "notes:read"}; !slices.Equal(got, want) {
 		t.Errorf("the scopes of the tools and the resource are %v, want %v", got, want)
@@ -205,7 +205,7 @@ func TestManifestSchemaAgrees(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	manifests, accepted := 1500, 0
 	if raceEnabled {
-		manifests = 300
+		manifests = 150
 	}
 	for range manifests {
 		var tree any
@@ -296,7 +296,7 @@ func FuzzParseManifest(f *testing.F) {
 		if !bytes.Equal(printed, reprinted) || !reflect.DeepEqual(m.Capabilities, again.Capabilities) {
 			t.Fatalf("printed as %s, then as %s", printed, reprinted)
 		}
-		p := newPlugin(source{manifest: m.Manifest("")}, newWatchSet(), "", zap.NewNop())
+		p := newPlugin(source{manifest: m.kernelManifest()}, newWatchSet(), "", zap.NewNop())
 		if err := kernel.New(kernel.Options{}).Load(p, false); err != nil {
 			t.Fatalf("%s was accepted and cannot be loaded: %v", doc, err)
 		}

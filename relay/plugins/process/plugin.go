@@ -19,14 +19,14 @@ import (
 // present connection. A reload makes another Plugin for the new version. It implements
 // kernel.Plugin, Reader and Watcher.
 //
-//	process   the plugin as the Host has it, from Load to Unload: what outlasts versions (watches)
-//	Plugin    a version: what outlasts restarts (manifest, digest, failures)
-//	conn      a connection: what ends with the program
+//	loadedPlugin  the plugin as the Host has it, from Load to Unload: what outlasts versions (watches)
+//	Plugin        a version: what outlasts restarts (manifest, digest, failures)
+//	conn          a connection: what ends with the program
 type Plugin struct {
 	source
-	version string // of the relay
-	log     *zap.Logger
-	watches *watchSet // shared by all versions
+	relayVersion string // for initialize
+	log          *zap.Logger
+	watches      *watchSet // shared by all versions
 	// onDown is called after each end of a plugin that was offered, and each failed restart. nil: not.
 	onDown  func(plugin, reason string)
 	active  atomic.Int64 // requests of the kernel in flight
@@ -67,11 +67,12 @@ var (
 	_ kernel.TemplateResolver = (*Plugin)(nil)
 	_ kernel.MethodHandler    = (*Plugin)(nil)
 	_ kernel.HealthReporter   = (*Plugin)(nil)
+	_ kernel.Declarer         = (*Plugin)(nil)
 )
 
 // newPlugin makes a version of a plugin. Nothing starts before run.
-func newPlugin(s source, watches *watchSet, version string, log *zap.Logger) *Plugin {
-	return &Plugin{source: s, version: version, log: log.With(zap.String("plugin", s.manifest.Name)), watches: watches, changed: make(chan struct{})}
+func newPlugin(s source, watches *watchSet, relayVersion string, log *zap.Logger) *Plugin {
+	return &Plugin{source: s, relayVersion: relayVersion, log: log.With(zap.String("plugin", s.manifest.Name)), watches: watches, changed: make(chan struct{})}
 }
 
 // Manifest implements kernel.Plugin: what is offered at present.
@@ -83,6 +84,9 @@ func (p *Plugin) Manifest() *kernel.Manifest {
 	}
 	return p.manifest
 }
+
+// Declaration implements kernel.Declarer: the PluginManifest and the digest of its file.
+func (p *Plugin) Declaration() (document any, digest string) { return p.declared, p.digest }
 
 // setUp makes calls go to a connection.
 func (p *Plugin) setUp(c *conn) {
@@ -244,7 +248,7 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	case c.isLost():
 		err := internal("plugin_died", "the plugin ended before it answered; whether it acted is not known")
 		err.Outcome = manifest.OutcomeUnknown
-		if c.faulted.Swap(true) {
+		if c.endReported.Swap(true) {
 			return nil, kernel.SharedFault(err)
 		}
 		return nil, err
@@ -254,7 +258,8 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	return nil, internal("plugin_error", "the plugin failed to answer this call")
 }
 
-// Read implements kernel.Reader. The plugin must answer with one content; a JSON-RPC error is a fault here, since a Reader has no other form for it.
+// Read implements kernel.Reader. The plugin must answer with one content. A JSON-RPC error is a fault here,
+// since a Reader has no other form for it.
 func (p *Plugin) Read(ctx context.Context, caller *kernel.Caller, uri string) ([]byte, error) {
 	return withConn(ctx, p, func(c *conn) ([]byte, error) { return p.readOn(ctx, c, caller, uri) })
 }

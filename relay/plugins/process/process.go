@@ -1,5 +1,5 @@
-// Package process runs external plugins: any MCP server that speaks newline-delimited
-// JSON-RPC over stdio or a unix socket. To the kernel it is like any other plugin
+// Package process runs external plugins: MCP servers in other processes, which speak JSON-RPC, one
+// message a line, over stdio or a Unix socket. To the kernel such a plugin is like any other
 // (docs/kernel.md).
 //
 // A plugin is a folder of the plugin directory, named like the plugin:
@@ -13,14 +13,29 @@
 // NAME.sock in Options.SocketDir, a service manager starts it instead, by Serve.
 //
 //	h := process.New(process.Options{Dir: dir, Kernel: k})
-//	go h.Run(ctx)                  // owns every process
-//	err = h.Load(ctx, "weather")   // started, checked against its manifest, offered
-//	err = h.Unload("weather@1.0.0")
-//
-// Adopt makes the manifest of a server that was not written for the relay. Its lists are compared
-// with the manifest (offer.go), and its URIs are translated (uri.go).
+//	go h.Run(ctx)                        // owns every process
+//	state, err := h.Load(ctx, "weather") // started, checked against its manifest, offered
+//	err = h.Unload(ctx, "weather@1.0.0")
 //
 // A process that ends, or is killed, is started again with back-off. Its tools stay listed.
 // A call that arrives meanwhile waits for it within the call's time; a call that was in
 // flight fails and is not sent again.
+//
+// # Files
+//
+//	host.go         Host: load, reload, unload
+//	plugin.go       Plugin, one version: its calls and reads, and its state
+//	supervise.go    starts it again; liveness.go finds out that it hangs
+//	conn.go         a connection: handshake, lists, progress; line_channel.go its framing and bounds
+//	line_logger.go  what a program prints, as lines of the log; text.go makes texts of servers safe
+//	offer.go        compares the server's lists with the manifest
+//	prompts.go      MCP methods that the kernel does not know; uri.go translates URIs
+//	watches.go      subscriptions to resources
+//	manifest*.go    plugin.json and its checks; schema.go those of arguments and results
+//	folder.go       who may write a plugin's files, and how it is reached
+//	program.go      what is started; spawn.go starts it, or bundled.go a part of this binary
+//	serve.go        the main process of a plugin that is a service
+//	bus*.go         requests of a plugin to the relay
+//	adopt.go        makes the manifest of a server that was not written for the relay; npm.go
+//	                installs it, in the Stage of stage.go
 package process

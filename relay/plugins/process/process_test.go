@@ -39,7 +39,7 @@ var notes = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
-	stopGrace = 500 * time.Millisecond
+	stopGrace, drainTimeout = 500*time.Millisecond, time.Second
 	code := m.Run()
 	if bin, err := notes(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(bin))
@@ -161,6 +161,16 @@ func (r *harness) mustCall(tool, args, want string) {
 	}
 }
 
+// until waits for a condition that another goroutine or process makes true.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
 // pid is that of the plugin's process, from the log.
 func (r *harness) pid() int {
 	r.t.Helper()
@@ -171,31 +181,54 @@ func (r *harness) pid() int {
 	return int(es[len(es)-1].ContextMap()["pid"].(int64))
 }
 
-func TestExamplePlugin(t *testing.T) {
-	t.Parallel()
+// newNotesHarness is a harness with the example plugin of the documentation, loaded.
+func newNotesHarness(t *testing.T) *harness {
+	t.Helper()
 	r := newHarness(t)
 	r.notes()
 	if err := r.load("notes"); err != nil {
 		t.Fatal(err)
 	}
-	tools, _ := r.k.ListTools(all, "", 10)
-	if len(tools) != 2 || tools[0].Name != "notes.add" {
-		t.Fatalf("tools: %v", tools)
+	return r
+}
+
+// toolNames are the names of the tools that a caller may call, with spaces between them.
+func (r *harness) toolNames(c *kernel.Caller) string {
+	tools, _ := r.k.ListTools(c, "", 10)
+	var names []string
+	for _, tool := range tools {
+		names = append(names, tool.Name)
 	}
+	return strings.Join(names, " ")
+}
+
+func TestExamplePlugin(t *testing.T) {
+	t.Parallel()
+	r := newNotesHarness(t)
 	r.mustCall("notes.add", `{"text":"water the beans"}`, `{"number":1}`)
 	r.mustCall("notes.search", `{"word":"beans"}`, `{"notes":["water the beans"]}`)
-
 	if _, err := r.call("notes.add", `{"text":""}`); manifest.AsError(err).Code != manifest.ManifestInvalid {
-		t.Errorf("arguments that break the schema: %v", err)
+		t.Errorf("arguments that break the schema: %v, want %s", err, manifest.ManifestInvalid)
 	}
-	reader := caller(manifest.ScopeTicketsRead)
-	if tools, _ := r.k.ListTools(reader, "", 10); len(tools) != 1 || tools[0].Name != "notes.search" {
-		t.Errorf("a reader sees %v", tools)
+	for _, tt := range []struct {
+		c    *kernel.Caller
+		want string
+	}{
+		{all, "notes.add notes.search"},
+		{caller(manifest.ScopeTicketsRead), "notes.search"},
+		{caller(manifest.ScopeCallReadOnly), ""},
+	} {
+		if got := r.toolNames(tt.c); got != tt.want {
+			t.Errorf("a caller with %v sees %q, want %q", tt.c.Scopes, got, tt.want)
+		}
 	}
-	if tools, _ := r.k.ListTools(caller(manifest.ScopeCallReadOnly), "", 10); len(tools) != 0 {
-		t.Errorf("a caller without scopes sees %v", tools)
-	}
+}
 
+// The subscribers of a resource are notified when the plugin says that it has changed.
+func TestWatchedResource(t *testing.T) {
+	t.Parallel()
+	r := newNotesHarness(t)
+	reader := caller(manifest.ScopeTicketsRead)
 	sub, err := r.k.Subscribe("default")
 	if err != nil {
 		t.Fatal(err)
@@ -206,23 +239,29 @@ func TestExamplePlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	deadline := time.After(20 * time.Second)
-	for n, notified := 2, false; !notified; n++ { // the plugin may not have received the subscription yet
+	n := 0
+	until(t, "an update of the watched resource", func() bool { // the plugin may not have received the subscription yet
+		n++
 		r.mustCall("notes.add", `{"text":"again"}`, `{"number":`+strconv.Itoa(n)+`}`)
 		select {
 		case <-sub.Ready():
-			notified = len(sub.Next().Updated) > 0
-		case <-time.After(20 * time.Millisecond):
-		case <-deadline:
-			t.Fatal("no update of the watched resource")
+			return len(sub.Next().Updated) > 0
+		default:
+			return false
 		}
-	}
+	})
 	_, content, err := r.k.Read(context.Background(), reader, "mcp://notes/all.json")
-	if err != nil || !strings.HasPrefix(string(content), `["water the beans","again"`) {
-		t.Errorf("read: %s %v", content, err)
+	if err != nil || !strings.HasPrefix(string(content), `["again"`) {
+		t.Errorf("read: %s, %v", content, err)
 	}
+}
+
+// Unload ends the process, if the version is the one that runs.
+func TestUnload(t *testing.T) {
+	t.Parallel()
+	r := newNotesHarness(t)
 	if err := r.h.Unload(t.Context(), "notes@2.0.0"); !errors.Is(err, ErrNotLoaded) {
-		t.Errorf("another version was unloaded: %v", err)
+		t.Errorf("another version: %v, want %v", err, ErrNotLoaded)
 	}
 	if err := r.h.Unload(t.Context(), "notes@1.0.0"); err != nil {
 		t.Fatal(err)
@@ -230,32 +269,23 @@ func TestExamplePlugin(t *testing.T) {
 	if err := syscall.Kill(r.pid(), 0); err == nil {
 		t.Error("the process outlived its plugin")
 	}
-	if tools, _ := r.k.ListTools(all, "", 10); len(tools) != 0 {
-		t.Errorf("an unloaded plugin still offers %v", tools)
+	if got := r.toolNames(all); got != "" {
+		t.Errorf("an unloaded plugin still offers %q", got)
 	}
 }
 
 // TestKilledPluginIsRestarted: its tools stay listed, the next call waits for it.
 func TestKilledPluginIsRestarted(t *testing.T) {
 	t.Parallel()
-	r := newHarness(t)
-	r.notes()
-	if err := r.load("notes"); err != nil {
-		t.Fatal(err)
-	}
+	r := newNotesHarness(t)
 	for i := range 3 {
 		r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`) // a new process knows nothing
 		old := r.pid()
 		if err := syscall.Kill(old, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(10 * time.Second)
-		for r.pid() == old { // not sooner, or the call may still reach the dying one
-			if time.Now().After(deadline) {
-				t.Fatal("it was not started again")
-			}
-			time.Sleep(time.Millisecond)
-		}
+		// Not sooner, or the next call may still reach the dying one.
+		until(t, "start of another process", func() bool { return r.pid() != old })
 		if got := r.h.List(); len(got) != 1 || got[0].Failures != i+1 {
 			t.Errorf("list: %+v", got)
 		}
@@ -294,53 +324,59 @@ func TestMisbehavingPlugins(t *testing.T) {
 		{"writes no JSON", `echo hello`, "plugin_died"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := newHarness(t)
-			r.folder("odd", odd, shellServer(tt.calls))
-			if err := r.load("odd"); err != nil {
-				t.Fatal(err)
-			}
-			_, err := r.call("odd.do", `{}`)
+			_, err := newOddHarness(t, tt.calls).call("odd.do", `{}`)
 			if e := manifest.AsError(err); err == nil || e.Reason != tt.reason || strings.Contains(e.Message, "secret") {
 				t.Errorf("got %v (%+v), want the reason %s", err, e, tt.reason)
 			}
 		})
 	}
-	t.Run("its own error", func(t *testing.T) {
-		r := newHarness(t)
-		r.folder("odd", odd, shellServer(`echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"no such bed"}}'`))
-		if err := r.load("odd"); err != nil {
-			t.Fatal(err)
-		}
-		res, err := r.call("odd.do", `{}`)
-		if err != nil || res.RPCError == nil || res.RPCError.Code != -32602 {
-			t.Errorf("got %+v %v", res, err)
-		}
-	})
-	t.Run("hangs", func(t *testing.T) {
-		r := newHarness(t)
-		r.folder("odd", odd, shellServer(`echo "$line" >&2; sleep 60`))
-		if err := r.load("odd"); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
-		defer cancel()
-		begin := time.Now()
-		_, err := r.k.Call(ctx, &kernel.Request{Caller: all, Tool: "odd.do", TraceID: strings.Repeat("a", 32)})
-		if manifest.AsError(err).Code != manifest.DeadlineExceeded || time.Since(begin) > 4*time.Second {
-			t.Errorf("got %v after %s", err, time.Since(begin))
-		}
-		deadline := time.Now().Add(20 * time.Second)
-		for r.logs.FilterMessage("plugin stderr").Len() == 0 && time.Now().Before(deadline) {
-			time.Sleep(time.Millisecond)
-		}
-		said := ""
-		for _, e := range r.logs.FilterMessage("plugin stderr").All() {
-			said += fmt.Sprint(e.ContextMap()["line"])
-		}
-		if !strings.Contains(said, strings.Repeat("a", 32)) || !strings.Contains(said, `"agent_id":"tester"`) {
-			t.Errorf("the plugin did not get the trace id and the caller: %s", said)
-		}
-	})
+}
+
+// newOddHarness is a harness with the shell server odd, loaded, which does this at each call.
+func newOddHarness(t *testing.T, calls string) *harness {
+	t.Helper()
+	r := newHarness(t)
+	r.folder("odd", odd, shellServer(calls))
+	if err := r.load("odd"); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// A JSON-RPC error of a plugin is its answer, and no fault.
+func TestPluginAnswersAnError(t *testing.T) {
+	t.Parallel()
+	r := newOddHarness(t, `echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32602,"message":"no such bed"}}'`)
+	res, err := r.call("odd.do", `{}`)
+	if err != nil || res.RPCError == nil || res.RPCError.Code != -32602 {
+		t.Errorf("got %+v, %v; want the error -32602", res, err)
+	}
+}
+
+// A call of a plugin that hangs ends with its caller's time.
+func TestPluginThatHangs(t *testing.T) {
+	t.Parallel()
+	r := newOddHarness(t, `sleep 60`)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := r.k.Call(ctx, &kernel.Request{Caller: all, Tool: "odd.do"}); manifest.AsError(err).Code != manifest.DeadlineExceeded {
+		t.Errorf("got %v, want %s", err, manifest.DeadlineExceeded)
+	}
+}
+
+// A plugin gets the trace id of a call, and who calls. What it writes to stderr is logged.
+func TestPluginLearnsItsCaller(t *testing.T) {
+	t.Parallel()
+	r := newOddHarness(t, `echo "$line" >&2; echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[],"structuredContent":{"n":1}}}'`)
+	trace := strings.Repeat("a", 32)
+	if _, err := r.k.Call(t.Context(), &kernel.Request{Caller: all, Tool: "odd.do", TraceID: trace}); err != nil {
+		t.Fatal(err)
+	}
+	lines := func() *observer.ObservedLogs { return r.logs.FilterMessage("plugin stderr") }
+	until(t, "a line of stderr", func() bool { return lines().Len() > 0 })
+	if line := fmt.Sprint(lines().All()[0].ContextMap()["line"]); !strings.Contains(line, trace) || !strings.Contains(line, `"agent_id":"tester"`) {
+		t.Errorf("the plugin got %s, want the trace id and the caller in it", line)
+	}
 }
 
 // TestRefused: what is wrong with a folder is said before anything runs.
@@ -451,6 +487,7 @@ func (r *harness) socketPlugin() (bin, socket string) {
 
 // TestSocketPlugin: the same example behind a unix socket.
 func TestSocketPlugin(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	bin, socket := r.socketPlugin()
 	conns := make(chan net.Conn, 16)
@@ -481,9 +518,7 @@ func TestReplacedSockets(t *testing.T) {
 	}
 	for range 9 {
 		stop()
-		for r.h.List()[0].State == "up" {
-			time.Sleep(time.Millisecond)
-		}
+		until(t, "end of the connection", func() bool { return r.h.List()[0].State == "down" })
 		stop = socketServer(t, bin, socket, nil)
 		r.mustCall("notes.add", `{"text":"x"}`, `{"number":1}`)
 	}

@@ -76,9 +76,7 @@ func TestReloadUnderLoad(t *testing.T) {
 			}
 			slow <- res
 		}()
-		for r.k.Info().Plugins[0].Calls == began {
-			time.Sleep(time.Millisecond)
-		}
+		until(t, "the call in flight", func() bool { return r.k.Info().Plugins[0].Calls > began })
 		r.replace("odd", versioned(fmt.Sprint(i+1)))
 		r.mustReload("odd")
 		<-slow
@@ -139,9 +137,7 @@ func (r *harness) slowCall() (ended <-chan error) {
 		_, err := r.call("odd.do", `{"slow":1}`)
 		done <- err
 	}()
-	for r.k.Info().Plugins[0].Calls == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	until(r.t, "the call in flight", func() bool { return r.k.Info().Plugins[0].Calls > 0 })
 	return done
 }
 

@@ -40,6 +40,7 @@ func (r *harness) service(name string) <-chan error {
 // TestService: a plugin that is a service is reached at its socket, is started again with the next
 // connection, and its executable is not started by the relay.
 func TestService(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.folder("odd", odd, shellServer(`case $line in *die*) kill -9 $$;; esac; echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[],"structuredContent":{"n":"'$MCP_AGENT_ID'"}}}'`))
 	errs := r.service("odd")
@@ -71,6 +72,7 @@ func TestService(t *testing.T) {
 
 // TestServiceReload: the next version runs beside the one that serves.
 func TestServiceReload(t *testing.T) {
+	t.Parallel()
 	r := newHarness(t)
 	r.folder("odd", odd, versioned("1"))
 	errs := r.service("odd")

@@ -36,14 +36,11 @@ const (
 // run keeps the plugin running until ctx ends, beginning with a connection if there is one. It
 // calls offer after the first successful handshake that it makes; an error of offer ends it.
 func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
-	for attempts := 0; ; {
-		start, used := time.Now(), p.socketID()
+	for attempts := 0; ; attempts++ {
+		began, socket := time.Now(), p.socketID()
 		var err error
-		reason := ""
 		if c == nil {
-			if c, err = p.connect(ctx); err != nil {
-				reason = "it did not start" // err may quote the program
-			}
+			c, err = p.connect(ctx)
 		}
 		if err == nil && offer != nil {
 			if err := offer(); err != nil {
@@ -52,27 +49,26 @@ func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 			}
 			offer = nil
 		}
+		reason := "it did not start" // for onDown: err may quote the program
 		if err == nil {
-			err = p.serve(ctx, c)
-			c = nil
-			if err != nil {
+			if err = p.serve(ctx, c); err != nil {
 				reason = err.Error()
 			}
+			c = nil
 		}
 		if ctx.Err() != nil || p.retired.Load() {
 			return ctx.Err()
 		}
-		if time.Since(start) >= stableAfter {
+		if time.Since(began) >= stableAfter {
 			attempts = 0
 		}
 		wait := backoff(attempts)
-		attempts++
 		p.setDown(err, time.Now().Add(wait))
 		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
 		if p.onDown != nil && offer == nil {
 			p.onDown(p.manifest.Name, reason)
 		}
-		if err := p.waitRetry(ctx, wait, used); err != nil {
+		if err := p.waitRetry(ctx, wait, socket); err != nil {
 			return err
 		}
 	}
@@ -118,7 +114,7 @@ func (p *Plugin) waitRetry(ctx context.Context, wait time.Duration, used string)
 // serve makes calls go to a connection until it or ctx ends, or until the plugin does not answer
 // (see liveness). It returns why.
 func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
-	p.log.Info("plugin is up", zap.String("mcp", c.version))
+	p.log.Info("plugin is up", zap.String("mcp", c.server.ProtocolVersion))
 	p.setUp(c)
 	l := liveness{conn: c, read: c.ch.messages.Load()}
 	attached := make(chan struct{})
@@ -140,7 +136,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	}
 	isHung := err != nil && err != errEnded
 	if err == nil { // the relay ends it: no fault of the plugin
-		c.faulted.Store(true)
+		c.endReported.Store(true)
 	}
 	// In this order, so that no new call chooses a connection that is being closed.
 	p.clearConn(err)
@@ -157,16 +153,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 	return err
 }
 
-// hasEnded reports whether nothing more will arrive.
-func (c *conn) hasEnded() bool {
-	select {
-	case <-c.ended:
-		return true
-	default:
-		return false
-	}
-}
-
+// errEnded is why serve ends if nothing better is known.
 var errEnded = errors.New("its connection ended")
 
 // connect starts the server, initializes it and compares its lists with the manifest, all
@@ -180,7 +167,7 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		return nil, err
 	}
 	c := newConn(p, ch)
-	if err = c.initialize(ctx, p.version); err == nil {
+	if err = c.initialize(ctx, p.relayVersion); err == nil {
 		err = p.checkServed(ctx, c)
 	}
 	if err != nil {

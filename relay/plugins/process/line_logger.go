@@ -3,7 +3,6 @@ package process
 import (
 	"strings"
 	"time"
-	"unicode"
 
 	"go.uber.org/zap"
 )
@@ -84,15 +83,4 @@ func (l *lineLogger) logLine() {
 	if isLogged {
 		l.log.Info(l.event, zap.String("line", printable(line[:min(len(line), maxLogLine)])))
 	}
-}
-
-// printable replaces characters that could control a terminal: control characters, and those
-// that change the direction of writing.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsGraphic(r) {
-			return r
-		}
-		return '?'
-	}, s)
 }
