@@ -15,30 +15,30 @@ import (
 // tenant is what the plugin knows of the tickets that it made in a tenant.
 type tenant struct {
 	name    string
-	tickets map[key]*ticket
+	tickets map[alertKey]*ticket
 	byID    map[string]*ticket
 }
 
-// key is what there is one ticket for.
-type key struct{ node, rule string }
+// alertKey identifies an alert: a rule of a board, or a metric without a rule. It has one ticket at a time.
+type alertKey struct{ node, rule string }
 
-// skipKey is what there is one triage.skipped for, once in skippedInterval. node is "" for a tenant.
+// skipKey identifies the subject of a triage.skipped event: a board, or with node "" a whole tenant.
 type skipKey struct{ tenant, node string }
 
 // ticket is a ticket of the plugin.
 type ticket struct {
 	tenant *tenant
-	key    key
+	key    alertKey
 	id     string
 	status string
 	// updatedMS is the wall clock of the newest change when the ticket was read; 0 if it was opened on
 	// this connection, so that it shows none of the events that followed.
-	updatedMS int64
-	commented time.Time // the last comment of the plugin
-	changed   time.Time // the last change of status by the plugin
-	resolved  time.Time // since when it is resolved; after a restart, of its last change
-	more      int       // alerts since the last comment
-	target    string    // the status that it is to get; "" for none
+	updatedMS   int64
+	commented   time.Time // the last comment of the plugin
+	changed     time.Time // the last change of status by the plugin
+	resolved    time.Time // since when it is resolved; after a restart, of its last change
+	uncommented int       // alerts since the last comment
+	target      string    // the status that it is to get; "" for none
 }
 
 // isOpen reports whether somebody has to work on the ticket.
@@ -62,12 +62,12 @@ type row struct {
 // titlePrefix begins the titles of the plugin's tickets; the rule follows.
 const titlePrefix = "Alert "
 
-// tenantOf returns the tickets of a tenant, which it reads the first time.
-func (p *plugin) tenantOf(ctx context.Context, name string) (*tenant, error) {
+// loadTenant returns the tickets of a tenant. The first time it reads them from the relay.
+func (p *plugin) loadTenant(ctx context.Context, name string) (*tenant, error) {
 	if t := p.tenants[name]; t != nil {
 		return t, nil
 	}
-	t := &tenant{name: name, tickets: make(map[key]*ticket), byID: make(map[string]*ticket)}
+	t := &tenant{name: name, tickets: make(map[alertKey]*ticket), byID: make(map[string]*ticket)}
 	cursor := ""
 	for range maxPages {
 		args := map[string]any{"limit": 100}
@@ -83,7 +83,7 @@ func (p *plugin) tenantOf(ctx context.Context, name string) (*tenant, error) {
 		}
 		for _, r := range page.Tickets { // the newest first
 			rule, isOurs := strings.CutPrefix(r.Title, titlePrefix)
-			if k := (key{r.NodeID, rule}); isOurs && r.CreatedBy == "plugin:"+Name && t.tickets[k] == nil {
+			if k := (alertKey{r.NodeID, rule}); isOurs && r.CreatedBy == "plugin:"+Name && t.tickets[k] == nil {
 				t.add(k, &r)
 			}
 		}
@@ -96,7 +96,7 @@ func (p *plugin) tenantOf(ctx context.Context, name string) (*tenant, error) {
 }
 
 // add keeps a ticket. Its last comment may have been its newest change.
-func (t *tenant) add(k key, r *row) *ticket {
+func (t *tenant) add(k alertKey, r *row) *ticket {
 	if old := t.tickets[k]; old != nil {
 		delete(t.byID, old.id)
 	}
@@ -113,8 +113,8 @@ func (t *tenant) add(k key, r *row) *ticket {
 	return tk
 }
 
-// open counts the open tickets of a board.
-func (t *tenant) open(node string) (n int) {
+// countOpen counts the open tickets of a board.
+func (t *tenant) countOpen(node string) (n int) {
 	for k, tk := range t.tickets {
 		if k.node == node && tk.isOpen() {
 			n++
@@ -134,6 +134,9 @@ type alert struct {
 	Message   string   `json:"message"`
 }
 
+// rule names what raised the alert: its rule, or the metric of one without a rule.
+func (a *alert) rule() string { return cmp.Or(a.RuleID, a.Metric) }
+
 // String is the alert in a line.
 func (a *alert) String() string {
 	s := fmt.Sprintf("%s: %s (%s is %g", a.Level, a.Message, a.Metric, a.Value)
@@ -143,9 +146,9 @@ func (a *alert) String() string {
 	return s + ")"
 }
 
-// handle handles an event. What the relay refuses for good is dropped: the next alert of the rule
+// handleEvent handles an event. What the relay refuses for good is dropped: the next alert of the rule
 // is another chance.
-func (p *plugin) handle(ctx context.Context, e event) {
+func (p *plugin) handleEvent(ctx context.Context, e event) {
 	if e.Seq <= p.last {
 		return
 	}
@@ -153,7 +156,7 @@ func (p *plugin) handle(ctx context.Context, e event) {
 	isReplayed := e.Seq <= p.replayed
 	if strings.HasPrefix(e.Type, "ticket.") {
 		if t := p.tenants[e.Tenant]; t != nil && !isReplayed {
-			t.follow(&e)
+			t.applyTicketEvent(&e)
 		}
 		return
 	}
@@ -161,18 +164,18 @@ func (p *plugin) handle(ctx context.Context, e event) {
 	if json.Unmarshal(e.Payload, &a) != nil || a.NodeID == "" {
 		return
 	}
-	t, err := p.tenantOf(ctx, e.Tenant)
+	t, err := p.loadTenant(ctx, e.Tenant)
 	if err != nil {
 		return
 	}
-	tk := t.tickets[key{a.NodeID, cmp.Or(a.RuleID, a.Metric)}]
+	tk := t.tickets[alertKey{a.NodeID, a.rule()}]
 	if tk != nil && isReplayed && e.CreatedMS <= tk.updatedMS {
 		return // the ticket shows it, or somebody has worked on it since
 	}
 	switch {
 	case e.Type == "alert.cleared":
 		if tk != nil {
-			tk.want(p, "resolved")
+			tk.scheduleChange(p, "resolved")
 		}
 	case tk == nil || tk.isFinished():
 		p.create(ctx, t, &e, &a)
@@ -181,8 +184,8 @@ func (p *plugin) handle(ctx context.Context, e event) {
 	}
 }
 
-// follow keeps up with changes that others make to a ticket.
-func (t *tenant) follow(e *event) {
+// applyTicketEvent keeps a ticket in memory up to date with a change that anybody made.
+func (t *tenant) applyTicketEvent(e *event) {
 	tk := t.byID[e.Aggregate]
 	if tk == nil {
 		return
@@ -199,8 +202,8 @@ func (t *tenant) follow(e *event) {
 
 // create opens a ticket. The same event opens the same one, however often it is handled.
 func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
-	k := key{a.NodeID, cmp.Or(a.RuleID, a.Metric)}
-	if t.open(k.node) >= maxOpen {
+	k := alertKey{a.NodeID, a.rule()}
+	if t.countOpen(k.node) >= maxOpen {
 		p.skip(ctx, t.name, k.node, map[string]any{"rule": k.rule, "open_tickets": maxOpen})
 		return
 	}
@@ -221,7 +224,7 @@ func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
 
 // priority is that of a new ticket.
 func (p *plugin) priority(a *alert) string {
-	return cmp.Or(p.cfg.Priorities[cmp.Or(a.RuleID, a.Metric)], p.cfg.Priorities[a.Level], defaultPriorities[a.Level], "normal")
+	return cmp.Or(p.cfg.Priorities[a.rule()], p.cfg.Priorities[a.Level], defaultPriorities[a.Level], "normal")
 }
 
 // skip says in an event that an alert has no ticket: for each board once in a while, or for a whole
@@ -242,25 +245,25 @@ func (p *plugin) skip(ctx context.Context, tenant, node string, payload map[stri
 
 // raiseAgain comments on a ticket whose alert was raised again, and opens it if it was resolved.
 func (p *plugin) raiseAgain(ctx context.Context, tk *ticket, a *alert) {
-	if !tk.isOpen() && tk.tenant.open(tk.key.node) >= maxOpen {
+	if !tk.isOpen() && tk.tenant.countOpen(tk.key.node) >= maxOpen {
 		p.skip(ctx, tk.tenant.name, tk.key.node, map[string]any{"rule": tk.key.rule, "open_tickets": maxOpen})
 		return
 	}
-	tk.want(p, "open")
+	tk.scheduleChange(p, "open")
 	if time.Since(tk.commented) < commentInterval {
-		tk.more++
+		tk.uncommented++
 		return
 	}
 	text := "Raised again: " + a.String()
-	if tk.more > 0 {
-		text += fmt.Sprintf("; %d more since the last comment", tk.more)
+	if tk.uncommented > 0 {
+		text += fmt.Sprintf("; %d more since the last comment", tk.uncommented)
 	}
-	tk.commented, tk.more = time.Now(), 0 // also when the ticket takes no more comments
+	tk.commented, tk.uncommented = time.Now(), 0 // also when the ticket takes no more comments
 	_ = p.call(ctx, tk.tenant.name, "comment", map[string]any{"id": tk.id, "text": text}, &struct{}{})
 }
 
-// want makes changeDue change the status of a ticket, if that is still needed.
-func (t *ticket) want(p *plugin, status string) {
+// scheduleChange makes changeDue change the status of a ticket, if that is still needed then.
+func (t *ticket) scheduleChange(p *plugin, status string) {
 	t.target = status
 	p.due[t] = struct{}{}
 }
@@ -271,14 +274,29 @@ func (p *plugin) closeOld() {
 	for _, t := range p.tenants {
 		for _, tk := range t.tickets {
 			if tk.status == "resolved" && tk.target != "open" && time.Since(tk.resolved) >= closeAfter {
-				tk.want(p, "closed")
+				tk.scheduleChange(p, "closed")
 			}
 		}
 	}
 }
 
-// nextDue returns how long until the next status is to change.
-func (p *plugin) nextDue() time.Duration {
+// hasTarget reports whether the ticket needs no change any more to have its target: it has the status, or
+// somebody else has moved it past that.
+func (t *ticket) hasTarget() bool {
+	if t.isFinished() {
+		return true
+	}
+	switch t.target {
+	case "open":
+		return t.isOpen()
+	case "resolved":
+		return !t.isOpen()
+	}
+	return t.status != "resolved" // closed: only what is still resolved
+}
+
+// untilNextChange returns how long it is until the next change of a status is due.
+func (p *plugin) untilNextChange() time.Duration {
 	next := changeInterval
 	for tk := range p.due {
 		next = min(next, changeInterval-time.Since(tk.changed))
@@ -290,7 +308,7 @@ func (p *plugin) nextDue() time.Duration {
 // changeInterval, and in the end as its last event says.
 func (p *plugin) changeDue(ctx context.Context) {
 	for tk := range p.due {
-		isDone := tk.target == "open" && tk.isOpen() || tk.target == "resolved" && !tk.isOpen() || tk.target == "closed" && tk.status != "resolved" || tk.isFinished()
+		isDone := tk.hasTarget()
 		if !isDone && time.Since(tk.changed) < changeInterval {
 			continue
 		}

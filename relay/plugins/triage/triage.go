@@ -50,10 +50,10 @@ const (
 	closeAfter      = 24 * time.Hour   // a resolved ticket is closed: it counts as unfinished until then
 	closeInterval   = time.Hour        // between searches for such tickets
 
-	maxQueue   = 1024 // events that wait; with more the plugin subscribes again later
-	maxTracked = 4096 // tickets of a tenant in memory before finished ones are forgotten
-	maxPages   = 40   // of 100 tickets when a tenant's are read
-	catchUp    = 3600 // seconds of events that a connection begins with
+	maxQueue       = 1024 // events that wait; with more the plugin subscribes again later
+	maxTracked     = 4096 // tickets of a tenant in memory before finished ones are forgotten
+	maxPages       = 40   // of 100 tickets when a tenant's are read
+	catchUpSeconds = 3600 // of events that a connection begins with
 
 	minRetry, maxRetry = time.Second, 30 * time.Second
 )
@@ -182,7 +182,7 @@ func (p *plugin) run(ctx context.Context) {
 		if p.hasConsent && p.subscription == "" {
 			retry = time.After(maxRetry)
 		} else if len(p.due) > 0 {
-			retry = time.After(p.nextDue())
+			retry = time.After(p.untilNextChange())
 		}
 		select {
 		case <-ctx.Done():
@@ -199,16 +199,16 @@ func (p *plugin) run(ctx context.Context) {
 		case <-closing.C:
 			p.closeOld()
 		case e := <-p.events:
-			p.handle(ctx, e)
+			p.handleEvent(ctx, e)
 		}
 		p.changeDue(ctx)
-		p.recover(ctx)
+		p.resubscribeAfterOverflow(ctx)
 	}
 }
 
-// recover subscribes again after events were dropped, once the others are handled: those that were
+// resubscribeAfterOverflow subscribes again after events were dropped, once the others are handled: those that were
 // dropped come again.
-func (p *plugin) recover(ctx context.Context) {
+func (p *plugin) resubscribeAfterOverflow(ctx context.Context) {
 	if len(p.events) > 0 {
 		return
 	}
@@ -231,7 +231,7 @@ func (p *plugin) subscribe(ctx context.Context) {
 	if p.last > 0 {
 		params["after"] = p.last
 	} else {
-		params["since_s"] = catchUp
+		params["since_s"] = catchUpSeconds
 	}
 	raw, err := p.ask(ctx, "subscribe", params)
 	var s struct {

@@ -22,14 +22,14 @@ import (
 type fakeRelay struct {
 	t *testing.T
 
-	mu      sync.Mutex // protects the fields below
-	cli     *jrpc2.Client
-	tickets []*fakeTicket // in the order of creation
-	log     []map[string]any
-	calls   []string
-	fail    int // requests that are refused with E_RATE_LIMITED
-	isFull  bool
-	subs    int
+	mu       sync.Mutex // protects the fields below
+	cli      *jrpc2.Client
+	tickets  []*fakeTicket // in the order of creation
+	log      []map[string]any
+	calls    []string
+	refusals int // of the next requests, with E_RATE_LIMITED
+	isFull   bool
+	subs     int
 }
 
 type fakeTicket struct {
@@ -104,8 +104,8 @@ func (r *fakeRelay) answer(_ context.Context, req *jrpc2.Request) (any, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.fail > 0 {
-		r.fail--
+	if r.refusals > 0 {
+		r.refusals--
 		return nil, &jrpc2.Error{Code: -32000, Data: json.RawMessage(`{"code":"E_RATE_LIMITED","reason":"rate"}`)}
 	}
 	a := p.Arguments
@@ -166,77 +166,121 @@ func (r *fakeRelay) answer(_ context.Context, req *jrpc2.Request) (any, error) {
 	return map[string]any{"seq": 1}, nil
 }
 
-// state is the tickets as text.
-func (r *fakeRelay) state() string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var list []string
-	for _, t := range r.tickets {
-		list = append(list, fmt.Sprintf("%s %s %s %s %d", t.NodeID, t.Title, t.Status, t.Priority, len(t.comments)))
-	}
-	return strings.Join(list, "; ")
+// line is a ticket as wantTickets compares it.
+func (t *fakeTicket) line() string {
+	return fmt.Sprintf("%s: %s, %s, %s, %d comments", t.NodeID, t.Title, t.Status, t.Priority, len(t.comments))
 }
 
-func (r *fakeRelay) want(state string) {
+// wantTickets checks the tickets in the order of their creation.
+func (r *fakeRelay) wantTickets(want ...string) {
 	r.t.Helper()
 	synctest.Wait()
-	if got := r.state(); got != state {
-		r.t.Errorf("got  %s\nwant %s", got, state)
+	if got := r.lines(); !slices.Equal(got, want) {
+		r.t.Errorf("the tickets are\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 	}
 }
 
+func (r *fakeRelay) lines() (list []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, t := range r.tickets {
+		list = append(list, t.line())
+	}
+	return list
+}
+
+// Each rule of each board has a ticket. Its priority is that of the rule, or else of the level.
 func TestOneTicketPerBoardAndRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
-		stop := r.start(Config{Priorities: map[string]string{"warn": "high", "hot": "urgent"}})
+		defer r.start(Config{Priorities: map[string]string{"warn": "high", "hot": "urgent"}})()
 		r.alert("raised", "n1", "full")
 		r.alert("raised", "n1", "hot")
 		r.alert("raised", "n2", "full")
-		r.want("n1 Alert full open high 0; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		r.wantTickets(
+			"n1: Alert full, open, high, 0 comments",
+			"n1: Alert hot, open, urgent, 0 comments",
+			"n2: Alert full, open, high, 0 comments")
+	})
+}
 
-		for range 5 { // later alerts are comments, one in ten minutes
+// Alerts that repeat are one comment in commentInterval, which counts the others.
+func TestRepeatedAlertsAreComments(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		defer r.start(Config{})()
+		r.alert("raised", "n1", "full")
+		for range 5 {
 			r.alert("raised", "n1", "full")
 		}
+		r.wantTickets("n1: Alert full, open, normal, 0 comments") // the ticket itself is younger than that
 		time.Sleep(commentInterval)
 		for range 5 {
 			r.alert("raised", "n1", "full")
 		}
-		r.want("n1 Alert full open high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		r.wantTickets("n1: Alert full, open, normal, 1 comments")
 		if c := r.tickets[0].comments[0]; !strings.Contains(c, "disk is full") || !strings.Contains(c, "5 more") {
-			t.Errorf("comment: %s", c)
+			t.Errorf("the comment is %q, want the alert, and 5 more", c)
 		}
+	})
+}
 
+// An alert that flaps changes its ticket once in changeInterval, and in the end as its last event says.
+func TestFlappingAlert(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		defer r.start(Config{})()
+		r.alert("raised", "n1", "full")
 		r.alert("cleared", "n1", "full")
-		r.want("n1 Alert full resolved high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
-		for range 20 { // it flaps
+		r.wantTickets("n1: Alert full, resolved, normal, 0 comments")
+		for range 20 {
 			r.alert("raised", "n1", "full")
 			r.alert("cleared", "n1", "full")
 		}
 		r.alert("raised", "n1", "full")
-		r.want("n1 Alert full resolved high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		r.wantTickets("n1: Alert full, resolved, normal, 0 comments")
 		time.Sleep(changeInterval)
-		r.want("n1 Alert full open high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0")
+		r.wantTickets("n1: Alert full, open, normal, 0 comments")
+	})
+}
 
-		// A person closes it: the next alert is another ticket.
+// After a person has closed a ticket the next alert opens another one.
+func TestClosedTicketStaysClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		defer r.start(Config{})()
+		r.alert("raised", "n1", "full")
 		r.mu.Lock()
 		r.tickets[0].Status = "closed"
 		r.mu.Unlock()
 		r.append("ticket.transitioned", "T1", map[string]any{"to": "closed"})
 		r.alert("raised", "n1", "full")
-		r.want("n1 Alert full closed high 1; n1 Alert hot open urgent 0; n2 Alert full open high 0; n1 Alert full open high 0")
-
-		// The state of a new connection is that of the tickets.
-		before := r.state()
-		stop()
-		stop = r.start(Config{})
-		r.want(before)
-		r.alert("cleared", "n1", "hot")
-		r.want(strings.Replace(before, "hot open", "hot resolved", 1))
-		stop()
+		r.wantTickets(
+			"n1: Alert full, closed, normal, 0 comments",
+			"n1: Alert full, open, normal, 0 comments")
 	})
 }
 
-// What happened while the plugin was away is made up for.
+// The tickets are all the state that there is: a new connection goes on with them, and repeats nothing.
+func TestNewConnectionGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		stop := r.start(Config{})
+		r.alert("raised", "n1", "full")
+		r.alert("raised", "n1", "hot")
+		stop()
+		defer r.start(Config{})()
+		r.wantTickets(
+			"n1: Alert full, open, normal, 0 comments",
+			"n1: Alert hot, open, normal, 0 comments")
+		r.alert("cleared", "n1", "hot")
+		r.wantTickets(
+			"n1: Alert full, open, normal, 0 comments",
+			"n1: Alert hot, resolved, normal, 0 comments")
+	})
+}
+
+// What happened while the plugin had no connection is made up for.
 func TestCatchUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
@@ -244,93 +288,107 @@ func TestCatchUp(t *testing.T) {
 		r.alert("raised", "n1", "full")
 		r.alert("raised", "n1", "hot")
 		stop()
-		time.Sleep(time.Second)
-		r.mu.Lock()
-		for _, e := range []string{"cleared full", "raised cold", "raised brief", "cleared brief"} {
-			verb, rule, _ := strings.Cut(e, " ")
-			r.log = append(r.log, map[string]any{"tenant": "default", "seq": len(r.log) + 1, "type": "alert." + verb, "aggregate_id": "n1", "created_at": time.Now().UnixMilli(),
-				"payload": map[string]any{"node_id": "n1", "level": "error", "metric": "x", "rule_id": rule, "message": "m"}})
+		time.Sleep(time.Second) // later than the tickets' last change
+		for _, e := range []struct{ verb, rule string }{{"cleared", "full"}, {"raised", "cold"}, {"raised", "brief"}, {"cleared", "brief"}} {
+			r.log = append(r.log, map[string]any{"tenant": "default", "seq": len(r.log) + 1, "type": "alert." + e.verb, "aggregate_id": "n1", "created_at": time.Now().UnixMilli(),
+				"payload": map[string]any{"node_id": "n1", "level": "error", "metric": "x", "rule_id": e.rule, "message": "m"}})
 		}
-		r.mu.Unlock()
 		time.Sleep(time.Second)
-		stop = r.start(Config{})
-		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0; n1 Alert cold open high 0; n1 Alert brief resolved high 0")
-		stop()
+		defer r.start(Config{})()
+		r.wantTickets(
+			"n1: Alert full, resolved, normal, 0 comments",
+			"n1: Alert hot, open, normal, 0 comments",
+			"n1: Alert cold, open, high, 0 comments",
+			"n1: Alert brief, resolved, high, 0 comments")
 	})
 }
 
+// count returns how many requests of a kind the plugin has made.
+func (r *fakeRelay) count(request string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range r.calls {
+		if c == request {
+			n++
+		}
+	}
+	return n
+}
+
+// A board has maxOpen open tickets. Alerts beyond have none, which one event says; other boards have theirs,
+// and a ticket that is resolved makes room.
 func TestBoundOfABoard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
-		stop := r.start(Config{})
+		defer r.start(Config{})()
 		for i := range maxOpen + 8 {
 			r.alert("raised", "n1", fmt.Sprintf("rule%d", i))
 		}
+		if n := len(r.tickets); n != maxOpen {
+			t.Errorf("%d tickets, want %d", n, maxOpen)
+		}
+		if n := r.count("append triage.skipped"); n != 1 {
+			t.Errorf("%d events about alerts without a ticket, want one", n)
+		}
 		r.alert("raised", "n2", "rule0")
 		if n := len(r.tickets); n != maxOpen+1 {
-			t.Errorf("%d tickets", n)
-		}
-		skipped := 0
-		for _, c := range r.calls {
-			if c == "append triage.skipped" {
-				skipped++
-			}
-		}
-		if skipped != 1 {
-			t.Errorf("%d events about alerts without a ticket", skipped)
+			t.Errorf("%d tickets after an alert of another board, want %d", n, maxOpen+1)
 		}
 		r.alert("cleared", "n1", "rule0")
 		r.alert("raised", "n1", "late")
 		if n := len(r.tickets); n != maxOpen+2 {
-			t.Errorf("%d tickets after one was resolved", n)
+			t.Errorf("%d tickets after one was resolved, want %d", n, maxOpen+2)
 		}
-		stop()
 	})
 }
 
-// When a tenant has as many tickets as it may, one event says that alerts have none.
+// When a tenant has as many tickets as it may, one event says that alerts have none. Each alert tries again.
 func TestFullTenant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t, isFull: true}
-		stop := r.start(Config{})
+		defer r.start(Config{})()
 		for range 2 {
 			r.alert("raised", "n1", "full")
 			r.alert("raised", "n2", "full")
 		}
-		if got := fmt.Sprint(r.calls[2:]); got != "[call tickets.create append triage.skipped call tickets.create call tickets.create call tickets.create]" {
-			t.Error(got)
+		if creates, skipped := r.count("call tickets.create"), r.count("append triage.skipped"); creates != 4 || skipped != 1 {
+			t.Errorf("%d attempts and %d events, want 4 and 1", creates, skipped)
 		}
 		r.isFull = false
 		r.alert("raised", "n1", "full")
-		r.want("n1 Alert full open normal 0")
-		stop()
+		r.wantTickets("n1: Alert full, open, normal, 0 comments")
 	})
 }
 
-// A relay that refuses for a while, and ends the subscription, loses no alert.
+// A relay that refuses requests for a while loses no alert, even if more arrive than the plugin can queue.
 func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
-		stop := r.start(Config{})
+		defer r.start(Config{})()
 		r.mu.Lock()
-		r.fail = 4
+		r.refusals = 4
 		r.mu.Unlock()
-		r.alert("raised", "n1", "full")
-		for i := range maxQueue + 50 { // more than the plugin keeps
-			r.alert("raised", "n1", fmt.Sprintf("rule%d", i%8))
+		const rules = 8
+		for i := range maxQueue + 50 {
+			r.alert("raised", "n1", fmt.Sprintf("rule%d", i%rules))
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(r.tickets); n != 9 {
-			t.Errorf("%d tickets: %s", n, r.state())
+		if n := len(r.tickets); n != rules {
+			t.Errorf("%d tickets, want %d: %q", n, rules, r.lines())
 		}
+	})
+}
+
+// A subscription that the relay ends is made again.
+func TestSubscriptionEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &fakeRelay{t: t}
+		defer r.start(Config{})()
 		r.notify("agentctl/ended", map[string]any{"subscription": fmt.Sprint(r.subs), "reason": "test"})
 		synctest.Wait()
 		r.alert("raised", "n3", "full")
-		if n := len(r.tickets); n != 10 {
-			t.Errorf("%d tickets after the subscription ended", n)
-		}
-		stop()
+		r.wantTickets("n3: Alert full, open, normal, 0 comments")
 	})
 }
 
@@ -363,7 +421,8 @@ func TestMessageAtTheEnd(t *testing.T) {
 	}
 }
 
-// A resolved ticket is closed after a day, also if it was resolved before the plugin started.
+// A resolved ticket is closed after a day, also if it was resolved before the plugin started. An alert after
+// that opens another one.
 func TestOldTicketsAreClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
@@ -372,14 +431,18 @@ func TestOldTicketsAreClosed(t *testing.T) {
 		r.alert("raised", "n1", "hot")
 		r.alert("cleared", "n1", "full")
 		time.Sleep(closeAfter - time.Hour)
-		r.want("n1 Alert full resolved normal 0; n1 Alert hot open normal 0")
+		r.wantTickets(
+			"n1: Alert full, resolved, normal, 0 comments",
+			"n1: Alert hot, open, normal, 0 comments")
 		stop()
-		stop = r.start(Config{})
-		defer func() { stop() }()
-		r.alert("raised", "n2", "full")
+		defer r.start(Config{})()
+		r.alert("raised", "n2", "full") // the plugin reads the tickets of a tenant with its first alert
 		time.Sleep(2*time.Hour + time.Minute)
-		r.want("n1 Alert full closed normal 0; n1 Alert hot open normal 0; n2 Alert full open normal 0")
 		r.alert("raised", "n1", "full")
-		r.want("n1 Alert full closed normal 0; n1 Alert hot open normal 0; n2 Alert full open normal 0; n1 Alert full open normal 0")
+		r.wantTickets(
+			"n1: Alert full, closed, normal, 0 comments",
+			"n1: Alert hot, open, normal, 0 comments",
+			"n2: Alert full, open, normal, 0 comments",
+			"n1: Alert full, open, normal, 0 comments")
 	})
 }
