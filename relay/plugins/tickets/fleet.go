@@ -28,30 +28,24 @@ var (
 	decisions    = []Status{Approved, Rejected}
 )
 
-// about is a field with a short description: the texts of the toolset have a budget.
-func about(f arguments.Field, description string) arguments.Field {
-	f.Description = description
-	return f
-}
-
 // Arguments of the tools.
 var (
 	readFields = arguments.Object{
-		about(ticketField("id", ""), "one ticket in full; not with the others"),
+		ticketField("id", "one ticket in full; not with the others"),
 		enumField("status", Statuses, ""),
 		boardField("board", "name, id or its start"),
 		{Name: "limit", Type: arguments.Integer, Min: 1, Max: 100},
 		ticketField("cursor", ""),
 	}
 	writeFields = arguments.Object{
-		about(ticketField("id", ""), "the ticket to change"),
+		ticketField("id", "the ticket to change"),
 		textField("title", MaxTitle, linePattern, ""),
 		optionalText("body", MaxBody, nil, ""),
 		boardField("board", ""),
 		enumField("priority", Priorities, ""),
 		textField("action", MaxAction, linePattern, "asks a person to approve this"),
 		{Name: "expires_in_s", Type: arguments.Integer, Min: minExpiry, Max: maxExpiry, Example: defaultExpiry},
-		about(textField("idempotency_key", MaxKey, keyPattern, ""), "repeat safely"),
+		textField("idempotency_key", MaxKey, keyPattern, "repeat safely"),
 		textField("comment", MaxComment, nil, ""),
 		optionalText("agent_id", MaxAgentID, agentPattern, "assignee"),
 		enumField("status", workStatuses, ""),
@@ -74,8 +68,8 @@ func fleetTools() []tool {
 	return list
 }
 
-// with returns a copy of a request with other arguments, for the function of another tool.
-func with(r *kernel.Request, args any) (*kernel.Request, error) {
+// withArguments returns a copy of a request with other arguments, for the function of another tool.
+func withArguments(r *kernel.Request, args any) (*kernel.Request, error) {
 	data, err := json.Marshal(args)
 	c := *r
 	c.Arguments = data
@@ -96,7 +90,7 @@ func readTickets(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Res
 		if a.Status != "" || a.Board != "" || a.Cursor != "" || a.Limit != 0 {
 			return nil, arguments.Invalid(`argument id: without others; for example {"id":"01JD8Z3KQ5E6R7T8V9W0X1Y2Z3"}`)
 		}
-		c, err := with(r, argMap{"id": a.ID})
+		c, err := withArguments(r, argMap{"id": a.ID})
 		if err != nil {
 			return nil, err
 		}
@@ -150,19 +144,17 @@ func writeTicket(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Res
 	if err != nil {
 		return nil, err
 	}
-	c, err := with(r, args)
+	c, err := withArguments(r, args)
 	if err != nil {
 		return nil, err
 	}
 	return run(ctx, p, c)
 }
 
-// runTool is the function of a tool.
-type runTool = func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)
-
-// plan returns the tool that a call of fleet.ticket stands for, with its arguments. Errors quote names
+// plan returns the function of the tickets.* tool that a call of fleet.ticket stands for, with that one's
+// arguments. Errors quote names
 // of arguments, which the kernel has checked, and no values.
-func (a argMap) plan() (run runTool, args argMap, err error) {
+func (a argMap) plan() (run runFunc, args argMap, err error) {
 	creates, changes := a.given(createKeys), a.given(changeKeys)
 	if _, ok := a["id"]; !ok {
 		switch {
@@ -211,7 +203,7 @@ func (a argMap) createArgs() argMap {
 // decide answers fleet.decide. Only a ticket that asks for an approval can take either status.
 func decide(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error) {
 	a := decodeArgs[struct{ ID, Decision string }](r)
-	c, err := with(r, argMap{"id": a.ID, "to": a.Decision})
+	c, err := withArguments(r, argMap{"id": a.ID, "to": a.Decision})
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func reason(err error) string {
 	return ""
 }
 
-// slowLog is a log that fails or waits when notified to.
+// slowLog is a log that fails, or waits, as the test says.
 type slowLog struct {
 	kernel.MemoryLog
 	mu   sync.Mutex
@@ -155,6 +155,13 @@ type slowLog struct {
 	hold chan struct{}
 
 	fault atomic.Pointer[storage.Error]
+}
+
+// failWith makes each Append fail; nil: no longer.
+func (l *slowLog) failWith(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
 }
 
 func (l *slowLog) Fault() error {

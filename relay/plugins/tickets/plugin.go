@@ -12,6 +12,15 @@
 // answer. So memory never has a change that the log has not, and the log has the order of
 // the changes. Restore applies the same events with the same function. docs/tickets.md has
 // the tools, the status machine and the bounds.
+//
+//	plugin.go  Plugin: commits changes, expires approvals, makes ids
+//	tenant.go  the tickets of a tenant in memory, its change slot and its bounds
+//	ticket.go  Ticket and its statuses
+//	events.go  events of the log, and how they are applied; Restore and Snapshot
+//	tools.go   the tools tickets.*; fleet.go has fleet.ticket and others, which call the same functions
+//	queues.go  the resources, which are computed from the tickets
+//	boards.go  how a ticket names its board
+//	digest.go  digests, by which the relay compares the tickets with the log
 package tickets
 
 import (
@@ -43,7 +52,9 @@ type Plugin struct {
 	boards Boards
 	wakeup chan struct{} // capacity 1: there may be a new earliest expiry
 
-	tickets, text atomic.Int64 // number and bytes, of all tenants
+	// Totals of all tenants: tickets, and bytes of their text (Ticket.size). MaxAllTickets and maxAllText
+	// bound them.
+	tickets, text atomic.Int64
 
 	maxText, maxAllText int // MaxText and MaxAllText, or less in a small log
 

@@ -68,51 +68,67 @@ func TestCRUD(t *testing.T) {
 	}
 }
 
-// TestStatusMachine tries every pair of statuses.
-func TestStatusMachine(t *testing.T) {
-	way := map[Status][]Status{
-		Open: {}, InProgress: {InProgress}, Waiting: {Waiting}, Resolved: {Resolved}, Closed: {Closed},
-		Pending: {}, Approved: {Approved}, Rejected: {Rejected}, Expired: nil,
+// ticketIn makes a ticket of ann and moves it to a status. bob makes the decisions, which ann cannot.
+func (d *harness) ticketIn(status Status) (id string) {
+	d.t.Helper()
+	args := object{"title": "x"}
+	isApproval := status == Pending || status == Approved || status == Rejected || status == Expired
+	if isApproval {
+		args["approval"] = object{"action": "reboot attic", "expires_in_s": 60}
 	}
+	id = d.do(ann, "create", args).Ticket.ID
+	switch status {
+	case Open, Pending: // it begins like this
+	case Expired:
+		time.Sleep(time.Minute)
+		if err := d.p.expireOne(d.t.Context(), d.p.tenant("a", false), id); err != nil {
+			d.t.Fatal(err)
+		}
+	default:
+		d.move(bob, id, status)
+	}
+	return id
+}
+
+// TestStatusMachine tries every pair of statuses. A refusal changes nothing and names what is allowed.
+func TestStatusMachine(t *testing.T) {
 	legal := map[Status][]Status{
-		Open: {InProgress, Waiting, Resolved, Closed}, InProgress: {Open, Waiting, Resolved, Closed},
-		Waiting: {Open, InProgress, Resolved, Closed}, Resolved: {Open, Closed}, Closed: {Open},
-		Pending: {Approved, Rejected}, Approved: {}, Rejected: {}, Expired: {},
+		Open:       {InProgress, Waiting, Resolved, Closed},
+		InProgress: {Open, Waiting, Resolved, Closed},
+		Waiting:    {Open, InProgress, Resolved, Closed},
+		Resolved:   {Open, Closed},
+		Closed:     {Open},
+		Pending:    {Approved, Rejected},
+		Approved:   {},
+		Rejected:   {},
+		Expired:    {},
 	}
 	for _, from := range Statuses {
-		for _, to := range Statuses {
-			synctest.Test(t, func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			for _, to := range Statuses {
 				d := newHarness(t)
-				args := object{"title": "x"}
-				if from == Pending || from == Approved || from == Rejected || from == Expired {
-					args["approval"] = object{"action": "reboot attic", "expires_in_s": 60}
-				}
-				id := d.do(ann, "create", args).Ticket.ID
-				d.move(bob, id, way[from]...)
-				if from == Expired {
-					time.Sleep(time.Minute)
-					if err := d.p.expireOne(t.Context(), d.p.tenant("a", false), id); err != nil {
-						t.Fatal(err)
-					}
-				}
+				id := d.ticketIn(from)
 				before := d.log.Last()
 				v, err := d.try(bob, "transition", object{"id": id, "to": to})
 				if err != nil {
 					t.Fatal(err)
 				}
-				got := d.do(bob, "get", object{"id": id}).Ticket.Status
+				now := d.do(bob, "get", object{"id": id}).Ticket.Status
 				if slices.Contains(legal[from], to) {
-					if v.Error.Code != "" || got != to {
-						t.Errorf("%s -> %s: %+v, now %s", from, to, v.Error, got)
+					if v.Error.Code != "" || now != to {
+						t.Errorf("%s -> %s: %+v, now %s", from, to, v.Error, now)
 					}
-					return
+					continue
 				}
-				if v.Error.Reason != "illegal_transition" || v.Error.Code != manifest.BadRequest || v.Error.Status != from ||
-					!slices.Equal(v.Error.Allowed, legal[from]) || v.Error.Allowed == nil || got != from || d.log.Last() != before {
-					t.Errorf("%s -> %s: %+v, now %s", from, to, v.Error, got)
+				e := v.Error
+				if e.Reason != "illegal_transition" || e.Code != manifest.BadRequest || e.Status != from || e.Allowed == nil || !slices.Equal(e.Allowed, legal[from]) {
+					t.Errorf("%s -> %s: %+v, want the refusal illegal_transition with what is allowed, %v", from, to, e, legal[from])
 				}
-			})
-		}
+				if now != from || d.log.Last() != before {
+					t.Errorf("%s -> %s: the refusal left it %s, with %d more events", from, to, now, d.log.Last()-before)
+				}
+			}
+		})
 	}
 }
 
@@ -147,53 +163,63 @@ func TestApproval(t *testing.T) {
 	})
 }
 
-// TestExpiry: Run lets approvals expire on the millisecond, also those that were there
-// before it began, and tries again when the log fails.
+// expiryHarness is a plugin that runs, on a log that can fail.
+func expiryHarness(t *testing.T) (*harness, *slowLog) {
+	log := &slowLog{}
+	k := kernel.New(kernel.Options{})
+	d := &harness{t: t, k: k, p: New(k, log), log: &log.MemoryLog}
+	if err := k.Load(d.p, false); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = d.p.Run(ctx) })
+	t.Cleanup(func() { stop(); wg.Wait() })
+	synctest.Wait()
+	return d, log
+}
+
+// askApproval makes an approval that expires after some seconds.
+func (d *harness) askApproval(seconds int) (id string) {
+	d.t.Helper()
+	return d.do(ann, "create", object{"title": "x", "approval": object{"action": "y", "expires_in_s": seconds}}).Ticket.ID
+}
+
+// wantStatus checks the status of a ticket after Run has done what it is due to do.
+func (d *harness) wantStatus(id string, want Status) {
+	d.t.Helper()
+	synctest.Wait()
+	if got := d.do(bob, "get", object{"id": id}).Ticket.Status; got != want {
+		d.t.Errorf("the ticket is %s, want %s", got, want)
+	}
+}
+
+// TestExpiry: Run lets an approval expire on the millisecond, also one that expires before those that it
+// has slept for.
 func TestExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		log := &slowLog{}
-		k := kernel.New(kernel.Options{})
-		d := &harness{t: t, k: k, p: New(k, log), log: &log.MemoryLog}
-		if err := k.Load(d.p, false); err != nil {
-			t.Fatal(err)
-		}
-		ask := func(seconds int) string {
-			return d.do(ann, "create", object{"title": "x", "approval": object{"action": "y", "expires_in_s": seconds}}).Ticket.ID
-		}
-		first := ask(600)
-		ctx, stop := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = d.p.Run(ctx) })
-		synctest.Wait()
-		second := ask(30)
-		status := func(id string) Status {
-			synctest.Wait()
-			return d.do(bob, "get", object{"id": id}).Ticket.Status
-		}
+		d, _ := expiryHarness(t)
+		d.askApproval(600)
+		synctest.Wait() // Run sleeps until then, or for maxSleep
+		id := d.askApproval(30)
 		time.Sleep(30*time.Second - time.Millisecond)
-		if s := status(second); s != Pending {
-			t.Errorf("second is %s too early", s)
-		}
+		d.wantStatus(id, Pending)
 		time.Sleep(time.Millisecond)
-		if s := status(second); s != Expired {
-			t.Errorf("second is %s, want expired", s)
-		}
-		log.mu.Lock()
-		log.err = kernel.ErrLogFull
-		log.mu.Unlock()
-		time.Sleep(570 * time.Second)
-		if s := status(first); s != Pending {
-			t.Errorf("first is %s though the log failed", s)
-		}
-		log.mu.Lock()
-		log.err = nil
-		log.mu.Unlock()
+		d.wantStatus(id, Expired)
+	})
+}
+
+// TestExpiryIsTriedAgain: an approval expires as soon as the log takes the event.
+func TestExpiryIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, log := expiryHarness(t)
+		id := d.askApproval(30)
+		log.failWith(kernel.ErrLogFull)
+		time.Sleep(5 * time.Minute)
+		d.wantStatus(id, Pending)
+		log.failWith(nil)
 		time.Sleep(time.Second)
-		if s := status(first); s != Expired {
-			t.Errorf("first is %s, want expired", s)
-		}
-		stop()
-		wg.Wait()
+		d.wantStatus(id, Expired)
 	})
 }
 
@@ -428,144 +454,5 @@ func TestRestoreSkips(t *testing.T) {
 		if got := dump(p); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
-	}
-}
-
-// TestFleetTools: the merged tools do what tickets.* do, and only one of these things a call.
-func TestFleetTools(t *testing.T) {
-	d := newHarness(t)
-	d.p.UseBoards(Boards{
-		Find: func(tenant, ref string) (string, error) {
-			if tenant == "acme" && ref == "attic" {
-				return node, nil
-			}
-			return "", manifest.E(manifest.SafetyDenied, "none of your boards")
-		},
-		Name: func(tenant, id string) string { return map[string]string{"acme" + node: "attic"}[tenant+id] },
-	})
-	ann, bob := caller("acme", "ann"), caller("acme", "bob")
-	call := func(c *kernel.Caller, tool string, args object) (v struct {
-		view
-		Ticket struct {
-			Ticket
-			NodeName string `json:"node_name"`
-		}
-	}, err error) {
-		t.Helper()
-		res, err := d.k.Call(t.Context(), &kernel.Request{Caller: c, Tool: "fleet." + tool, Arguments: mustJSON(args)})
-		if err != nil {
-			return v, err
-		}
-		return v, json.Unmarshal(res.Structured, &v)
-	}
-	must := func(c *kernel.Caller, tool string, args object) (v struct {
-		view
-		Ticket struct {
-			Ticket
-			NodeName string `json:"node_name"`
-		}
-	}) {
-		t.Helper()
-		v, err := call(c, tool, args)
-		if err != nil || v.Error.Code != "" {
-			t.Fatalf("%s %v: %v %+v", tool, args, err, v.Error)
-		}
-		return v
-	}
-	newTicket := object{"title": "Disk full", "board": "attic", "priority": "high", "idempotency_key": "k"}
-	made := must(ann, "ticket", newTicket).Ticket
-	if made.NodeID != node || made.NodeName != "attic" || made.Priority != "high" || made.Status != Open || made.CreatedBy != "ann" {
-		t.Errorf("created %+v", made)
-	}
-	if again := must(ann, "ticket", newTicket).Ticket; again.ID != made.ID {
-		t.Error("the same key made another ticket")
-	}
-	must(bob, "ticket", object{"id": made.ID, "comment": "on it"})
-	must(bob, "ticket", object{"id": made.ID, "agent_id": "bob"})
-	if k := must(bob, "ticket", object{"id": made.ID, "status": "in_progress"}).Ticket; k.Version != 4 || k.AgentID != "bob" || k.Status != InProgress {
-		t.Errorf("changed to %+v", k)
-	}
-	if k := must(ann, "tickets", object{"id": made.ID}).Ticket; len(k.Comments) != 1 {
-		t.Errorf("read %+v", k)
-	}
-	asked := must(ann, "ticket", object{"title": "Reboot", "action": "reboot attic", "expires_in_s": 60}).Ticket
-	if asked.Status != Pending || asked.Approval.ExpiresAt-asked.CreatedAt > 60_000 {
-		t.Errorf("asked %+v", asked)
-	}
-	if v, _ := call(ann, "decide", object{"id": asked.ID, "decision": "approved"}); v.Error.Reason != "own_request" {
-		t.Errorf("the own request: %+v", v.Error)
-	}
-	if k := must(bob, "decide", object{"id": asked.ID, "decision": "approved"}).Ticket; k.Status != Approved || k.Approval.DecidedBy != "bob" {
-		t.Errorf("decided %+v", k)
-	}
-	for _, tt := range []struct {
-		tool string
-		args object
-		code manifest.Code
-		want string
-	}{
-		{"ticket", object{}, manifest.ManifestInvalid, "argument title: missing"},
-		{"ticket", object{"comment": "x"}, manifest.ManifestInvalid, "argument comment: needs id"},
-		{"ticket", object{"id": made.ID}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
-		{"ticket", object{"id": made.ID, "comment": "x", "status": "open"}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
-		{"ticket", object{"id": made.ID, "title": "x"}, manifest.ManifestInvalid, "one of comment, agent_id, status"},
-		{"ticket", object{"id": asked.ID, "status": "approved"}, manifest.ManifestInvalid, "must be one of open"},
-		{"ticket", object{"title": "x", "expires_in_s": 60}, manifest.ManifestInvalid, "needs action"},
-		{"ticket", object{"title": "x", "board": "cellar"}, manifest.SafetyDenied, "none of your boards"},
-		{"tickets", object{"id": made.ID, "limit": 1}, manifest.ManifestInvalid, "argument id: without others"},
-		{"tickets", object{"board": "cellar"}, manifest.SafetyDenied, "none of your boards"},
-	} {
-		if _, err := call(ann, tt.tool, tt.args); err == nil || manifest.AsError(err).Code != tt.code || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s %v: %v, want %s", tt.tool, tt.args, err, tt.want)
-		}
-	}
-	if _, err := call(caller("other", "ann"), "tickets", object{"id": made.ID}); err == nil {
-		t.Error("another tenant reads the ticket")
-	}
-}
-
-// TestFleetPages: without a limit a page has 2 KB, and the pages have each ticket once.
-func TestFleetPages(t *testing.T) {
-	d := newHarness(t)
-	ann := caller("acme", "ann")
-	const tickets = 60
-	for i := range tickets {
-		d.create(ann, strings.Repeat("x", 1+i*3))
-	}
-	seen, cursor := 0, ""
-	for page := 0; page == 0 || cursor != ""; page++ {
-		args := object{}
-		if cursor != "" {
-			args["cursor"] = cursor
-		}
-		res, err := d.k.Call(t.Context(), &kernel.Request{Caller: ann, Tool: "fleet.tickets", Arguments: mustJSON(args)})
-		if err != nil || len(res.Structured) > 2048 {
-			t.Fatalf("page %d: %d bytes, %v", page, len(res.Structured), err)
-		}
-		var v view
-		if err := json.Unmarshal(res.Structured, &v); err != nil || len(v.Tickets) == 0 {
-			t.Fatalf("page %d: %v, %s", page, err, res.Structured)
-		}
-		seen, cursor = seen+len(v.Tickets), v.Next
-	}
-	if seen != tickets {
-		t.Errorf("%d tickets on all pages, want %d", seen, tickets)
-	}
-	res, err := d.k.Call(t.Context(), &kernel.Request{Caller: ann, Tool: "fleet.tickets", Arguments: mustJSON(object{"limit": 50})})
-	var v view
-	if err != nil || json.Unmarshal(res.Structured, &v) != nil || len(v.Tickets) != 50 || v.Next == "" {
-		t.Errorf("with a limit: %d tickets, %v", len(v.Tickets), err)
-	}
-}
-
-// TestFleetSize: the tools cost a model little.
-func TestFleetSize(t *testing.T) {
-	size := 0
-	for _, x := range fleetTools() {
-		size += len(x.tool.Name) + len(x.tool.Description) + len(x.tool.InputSchema)
-		t.Logf("%s %d %s", x.tool.Name, len(x.tool.InputSchema), x.tool.InputSchema)
-	}
-	if size > 1500 {
-		t.Errorf("%d bytes", size)
 	}
 }

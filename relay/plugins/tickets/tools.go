@@ -19,8 +19,11 @@ import (
 // tool is a tool with the function that runs it.
 type tool struct {
 	tool *kernel.Tool
-	run  func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
+	run  runFunc
 }
+
+// runFunc runs a tool with arguments that its CheckArguments accepted.
+type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request) (*kernel.Result, error)
 
 // Patterns of arguments. A title begins with a visible character and is one line. Ids of
 // tickets are ULIDs in upper case. An agent id may be empty.
@@ -130,7 +133,7 @@ var tools = sync.OnceValue(func() []tool {
 	}
 })
 
-// allTools are those, and the ones for the toolset fleet.
+// allTools are tools and fleetTools.
 var allTools = sync.OnceValue(func() []tool { return append(slices.Clone(tools()), fleetTools()...) })
 
 // words converts a closed set to the strings of a schema.
@@ -142,7 +145,7 @@ func words[T ~string](set []T) (list []string) {
 }
 
 // newTool makes a tool. output are the properties of its output schema besides error.
-func newTool(verb, title, about, scope string, args arguments.Object, output string, run func(context.Context, *Plugin, *kernel.Request) (*kernel.Result, error)) tool {
+func newTool(verb, title, about, scope string, args arguments.Object, output string, run runFunc) tool {
 	t := &kernel.Tool{Name: "tickets." + verb, ToolInfo: &kernel.ToolInfo{Title: title, Description: about, Scope: scope, InputSchema: args.Schema(),
 		OutputSchema:   json.RawMessage(`{"type":"object","properties":{` + output + `,"error":` + errorSchema + `},"additionalProperties":false}`),
 		CheckArguments: args.Check}}
