@@ -41,14 +41,14 @@ const pluginBusOutput = `"name":{"type":"string"},"version":{"type":"string"},"d
 func consentTools() []tool {
 	name := required(text("name", pluginPattern, "the plugin"))
 	return []tool{
-		newTool("kernel.plugin.show", "Show a plugin", "What a plugin asks for beyond answering calls, and whether an operator allows it.", reads,
+		newTool("kernel.plugin.show", "Show a plugin", "What a plugin asks for beyond answering calls, and whether an operator allows it.", readOnly,
 			arguments.Object{name}, "", pluginBusOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
 				if p.opt.Consents == nil {
 					return nil, errNoConsents
 				}
 				return p.opt.Consents.Show(a.Name)
 			}),
-		newTool("kernel.plugin.allow", "Allow a plugin", "Lets a plugin call, read, subscribe and append what its manifest asks for now; a changed manifest needs this again.", switches,
+		newTool("kernel.plugin.allow", "Allow a plugin", "Lets a plugin call, read, subscribe and append what its manifest asks for now; a changed manifest needs this again.", reversible,
 			arguments.Object{name,
 				{Name: "tenants", Type: arguments.Array, Pattern: tenantPattern, Form: forms[tenantPattern], Min: 1, Max: 32, Description: "where it may act for itself and for callers: tenants, or * for all; yours unless given"},
 				text("digest", digestPattern, "refuse if the manifest has another digest than kernel.plugin.show said"),
@@ -58,7 +58,7 @@ func consentTools() []tool {
 				}
 				return p.setConsent(ctx, r, a, "allow")
 			}),
-		newTool("kernel.plugin.disallow", "Disallow a plugin", "Takes back what kernel.plugin.allow gave; requests in flight and subscriptions of the plugin end.", replaces,
+		newTool("kernel.plugin.disallow", "Disallow a plugin", "Takes back what kernel.plugin.allow gave; requests in flight and subscriptions of the plugin end.", irreversible,
 			arguments.Object{name}, "", pluginBusOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.setConsent(ctx, r, a, "disallow")
 			}),

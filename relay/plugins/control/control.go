@@ -8,11 +8,16 @@
 // queue, limit or lock that calls of other plugins hold for long, so that it answers while
 // those are saturated.
 //
-// A change is made in this order: record in the audit log that it begins, acquire the change
-// slot, apply the change, notify the
-// subscribers of its resource, append an event with the actor and the trace id, release the
-// slot, answer. So the event log has the order of the changes. Configurations are logged
-// as their digest, since they may hold secrets.
+// A change is made in this order: record in the audit log that it begins, acquire the change slot,
+// apply the change, notify the subscribers of its resource, append an event with the actor and the
+// trace id, release the slot, answer. So the event log has the order of the changes. Configurations
+// are logged as their digest, since they may hold secrets.
+//
+//	control.go  Plugin, its resources, and how a change is made (Plugin.change)
+//	tools.go    the tools, one row each
+//	args.go     their arguments
+//	plugins.go  the list of plugins with their manifests
+//	consent.go  what plugins may use of the relay
 package control
 
 import (
@@ -98,8 +103,8 @@ type Transports interface {
 }
 
 // Plugins loads plugins from the plugin directory, by the name of their folder, replaces them by
-// what their folder has now, and unloads them (NAME or NAME@VERSION). Errors are as for Middleware. Up to maxLoading calls run
-// at the same time, each under the context of its caller.
+// what their folder has now, and unloads them (NAME or NAME@VERSION). Errors are as for Middleware. Up
+// to maxLoading calls run at the same time, each under the context of its caller.
 type Plugins interface {
 	Load(ctx context.Context, name string) error
 	Reload(ctx context.Context, name string) error

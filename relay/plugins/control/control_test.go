@@ -376,111 +376,167 @@ func (s blockingPlugin) Call(ctx context.Context, _ *kernel.Request) (*kernel.Re
 	return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
 }
 
-// The resources show the current state, and a watcher of one is notified of its changes
-// and of no others.
-func TestResources(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t)
-		ctx, stop := context.WithCancel(context.Background())
-		var wg sync.WaitGroup
-		wg.Go(func() { _ = h.k.Run(ctx) })
-		defer func() { stop(); wg.Wait() }()
-		sub, err := h.k.Subscribe("a")
+// watchedResources is a harness whose resources of the control plane are all watched, with the notifications of
+// the tenant that watches.
+func watchedResources(t *testing.T) (*harness, *kernel.Subscription) {
+	h := newHarness(t)
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { _ = h.k.Run(ctx) })
+	sub, err := h.k.Subscribe("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { sub.Close(); stop(); wg.Wait() })
+	for _, uri := range []string{control.MiddlewareURI, control.TransportsURI, control.MetricsURI, control.PluginsURI} {
+		release, err := h.k.Watch(admin, uri)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer sub.Close()
-		for _, uri := range []string{control.MiddlewareURI, control.TransportsURI, control.MetricsURI, control.PluginsURI} {
-			release, err := h.k.Watch(admin, uri)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer release()
-		}
-		synctest.Wait()
-		// notifications lists the resources of the notifications within two seconds, without
-		// the metrics, which every call changes.
-		notifications := func() (uris []string) {
-			time.Sleep(2 * time.Second)
-			synctest.Wait()
-			for _, u := range sub.Next().Updated {
-				if u != control.MetricsURI {
-					uris = append(uris, u)
-				}
-			}
-			return uris
-		}
-		read := func(uri string) string {
-			t.Helper()
-			_, data, err := h.k.Read(t.Context(), admin, uri)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return string(data)
-		}
-		if got := notifications(); len(got) != 0 {
-			t.Errorf("notified of %v without a change", got)
-		}
-		steps := []struct {
-			do        func() error
-			uri, says string
-		}{
-			{func() error { _, err := h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`); return err }, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":true,`},
-			{func() error { return h.m.Disable("acl", "global") }, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":false,`},
-			{func() error {
-				_, err := h.call(admin, "kernel.transport.configure", `{"name":"http","config":{"a":1}}`)
-				return err
-			}, control.TransportsURI, `"config":{"a":1}`},
-			{func() error { return h.k.Load(blockingPlugin{}, false) }, control.PluginsURI, `"tool_names":["simple.do"]`},
-			{func() error { h.k.Unload(blockingPlugin{}); return nil }, control.PluginsURI, `{"total":1,`},
-		}
-		for i, s := range steps {
-			if err := s.do(); err != nil {
-				t.Fatal(err)
-			}
-			if got := notifications(); !slices.Equal(got, []string{s.uri}) {
-				t.Errorf("step %d: notified of %v, want %s", i, got, s.uri)
-			}
-			if got := read(s.uri); !strings.Contains(got, s.says) {
-				t.Errorf("step %d: %s is %s", i, s.uri, got)
-			}
-		}
+		t.Cleanup(release)
+	}
+	synctest.Wait()
+	return h, sub
+}
 
-		// Metrics: at most once a second, and silence when nothing goes on.
-		notifications()
-		notified := 0
-		for range 40 {
+// notified lists the resources that the subscribers are notified of within two seconds.
+func notified(sub *kernel.Subscription) []string {
+	time.Sleep(2 * time.Second)
+	synctest.Wait()
+	return sub.Next().Updated
+}
+
+// read returns what a resource has.
+func (h *harness) read(t *testing.T, uri string) string {
+	t.Helper()
+	_, data, err := h.k.Read(t.Context(), admin, uri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Each change is announced by the resource that shows it, and no other but the metrics, which every call
+// changes.
+func TestResourcesAnnounceChanges(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		do    func(h *harness, sub *kernel.Subscription) error
+		uri   string
+		shows string
+	}{
+		{"nothing", func(*harness, *kernel.Subscription) error { return nil }, "", ""},
+		{"a stage is enabled by a tool", func(h *harness, _ *kernel.Subscription) error {
+			_, err := h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`)
+			return err
+		}, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":true,`},
+		{"a stage is disabled elsewhere", func(h *harness, sub *kernel.Subscription) error {
+			_, err := h.call(admin, "kernel.middleware.enable", `{"name":"acl"}`)
+			notified(sub) // of that
+			return errors.Join(err, h.m.Disable("acl", "global"))
+		}, control.MiddlewareURI, `{"name":"acl","scope":"global","enabled":false,`},
+		{"a transport is configured", func(h *harness, _ *kernel.Subscription) error {
+			_, err := h.call(admin, "kernel.transport.configure", `{"name":"http","config":{"a":1}}`)
+			return err
+		}, control.TransportsURI, `"config":{"a":1}`},
+		{"a plugin is loaded", func(h *harness, _ *kernel.Subscription) error { return h.k.Load(blockingPlugin{}, false) },
+			control.PluginsURI, `"tool_names":["simple.do"]`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h, sub := watchedResources(t)
+				if err := tt.do(h, sub); err != nil {
+					t.Fatal(err)
+				}
+				got := slices.DeleteFunc(notified(sub), func(uri string) bool { return uri == control.MetricsURI })
+				if tt.uri == "" {
+					if len(got) != 0 {
+						t.Errorf("notified of %v without a change", got)
+					}
+					return
+				}
+				if !slices.Equal(got, []string{tt.uri}) {
+					t.Errorf("notified of %v, want %s", got, tt.uri)
+				}
+				if got := h.read(t, tt.uri); !strings.Contains(got, tt.shows) {
+					t.Errorf("%s is %s, want %s in it", tt.uri, got, tt.shows)
+				}
+			})
+		})
+	}
+}
+
+// The unloading of a plugin is a change, too.
+func TestResourcesAnnounceUnload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, sub := watchedResources(t)
+		if err := h.k.Load(blockingPlugin{}, false); err != nil {
+			t.Fatal(err)
+		}
+		notified(sub)
+		h.k.Unload(blockingPlugin{})
+		if got := notified(sub); !slices.Contains(got, control.PluginsURI) {
+			t.Errorf("notified of %v, want %s", got, control.PluginsURI)
+		}
+		if got := h.read(t, control.PluginsURI); !strings.Contains(got, `{"total":1,`) {
+			t.Errorf("the resource is %s, want the control plane only", got)
+		}
+	})
+}
+
+// Metrics are announced at most once a second, and not while nothing happens.
+func TestMetricsAnnounceAtMostOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, sub := watchedResources(t)
+		if err := h.k.Load(blockingPlugin{}, false); err != nil {
+			t.Fatal(err)
+		}
+		notified(sub)
+		count := 0
+		for range 40 { // 4 s
 			time.Sleep(100 * time.Millisecond)
 			_, _ = h.call(others, "simple.do", "")
 			synctest.Wait()
 			if slices.Contains(sub.Next().Updated, control.MetricsURI) {
-				notified++
+				count++
 			}
 		}
-		if notified < 3 || notified > 5 {
-			t.Errorf("notified %d times of the metrics in 4 s", notified)
+		if count < 3 || count > 5 {
+			t.Errorf("notified %d times in 4 s of calls, want 3 to 5", count)
 		}
-		notifications()
+		notified(sub) // the last calls
 		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		if got := sub.Next().Updated; len(got) != 0 {
-			t.Errorf("notified of %v in silence", got)
-		}
-		var m struct {
-			Kernel  kernel.Stats        `json:"kernel"`
-			Classes []stages.ClassStats `json:"classes"`
-		}
-		if err := json.Unmarshal([]byte(read(control.MetricsURI)), &m); err != nil || m.Kernel.Calls < 40 || len(m.Classes) != 5 || m.Classes[4].Calls < 40 {
-			t.Errorf("metrics: %+v, %v", m, err)
-		}
-		if _, err := h.call(admin, "kernel.health.reset_counters", ""); err != nil {
-			t.Error(err)
-		}
-		m.Classes = nil
-		if err := json.Unmarshal([]byte(read(control.MetricsURI)), &m); err != nil || m.Kernel.Calls > 2 || m.Kernel.Errors != 0 || m.Classes[4].Calls != 0 {
-			t.Errorf("after the reset: %+v, %v", m, err)
+		if got := notified(sub); len(got) != 0 {
+			t.Errorf("notified of %v while nothing happened", got)
 		}
 	})
+}
+
+// kernel.health.reset_counters sets the counters of the kernel, and those of the stage metrics, to zero.
+func TestResetCounters(t *testing.T) {
+	h := newHarness(t)
+	metrics := func() (m struct {
+		Kernel  kernel.Stats        `json:"kernel"`
+		Classes []stages.ClassStats `json:"classes"`
+	}) {
+		t.Helper()
+		if err := json.Unmarshal([]byte(h.read(t, control.MetricsURI)), &m); err != nil || len(m.Classes) != 5 {
+			t.Fatalf("%d classes, %v; want 5", len(m.Classes), err)
+		}
+		return m
+	}
+	for range 40 {
+		_, _ = h.call(others, "simple.do", "")
+	}
+	if m := metrics(); m.Kernel.Calls < 40 || m.Classes[4].Calls < 40 {
+		t.Errorf("after 40 calls: %+v", m)
+	}
+	if _, err := h.call(admin, "kernel.health.reset_counters", ""); err != nil {
+		t.Error(err)
+	}
+	if m := metrics(); m.Kernel.Calls > 2 || m.Kernel.Errors != 0 || m.Classes[4].Calls != 0 {
+		t.Errorf("after the reset: %+v", m)
+	}
 }
 
 // consents is a relay with the plugin weather.

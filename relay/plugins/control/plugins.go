@@ -54,7 +54,7 @@ func newPluginRow(i *kernel.PluginInfo) pluginRow {
 
 func isBoard(i *kernel.PluginInfo) bool { return strings.HasPrefix(i.Name, boardPrefix) }
 
-// countBoards counts the plugins that are boards. Their names begin alike, so that they are neighbors.
+// countBoards counts the plugins that are boards.
 func countBoards(all []kernel.PluginInfo) (n int) {
 	for i := range all {
 		if isBoard(&all[i]) {

@@ -41,9 +41,9 @@ type runFunc = func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) 
 // plugin unloaded. A configuration that is replaced, counters that begin anew and the calls of an
 // unloaded plugin are gone.
 const (
-	reads    kernel.Hints = 0
-	switches              = kernel.HintSafe | kernel.HintIdempotent
-	replaces              = kernel.HintIdempotent
+	readOnly     kernel.Hints = 0
+	reversible                = kernel.HintSafe | kernel.HintIdempotent
+	irreversible              = kernel.HintIdempotent
 )
 
 // newTool makes a tool. rules are further members of its input schema, output the
@@ -58,7 +58,7 @@ func newTool(name, title, description string, hints kernel.Hints, in arguments.O
 			}
 			return out, err
 		}}}
-	if t.Hints = hints | kernel.HintLocal; hints == reads {
+	if t.Hints = hints | kernel.HintLocal; hints == readOnly {
 		t.SafetyClass = manifest.ReadOnly
 	}
 	return tool{t, run}
@@ -106,62 +106,62 @@ const (
 // Their schemas are made when a relay needs them first, and not at the start of every command.
 var tools = sync.OnceValue(func() []tool {
 	return append([]tool{
-		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", reads,
+		newTool("kernel.middleware.list", "List middleware", "The stages of the pipeline in their order, with scopes, state and configuration.", readOnly,
 			nil, "", stagesOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 				return p.middleware(), nil
 			}),
-		newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", switches,
+		newTool("kernel.middleware.enable", "Enable middleware", "Switches a stage on, for every request or for one scope.", reversible,
 			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.setEnabled(ctx, r, a, "enable", p.opt.Middleware.Enable)
 			}),
-		newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", switches,
+		newTool("kernel.middleware.disable", "Disable middleware", "Switches a stage off, for every request or for one scope.", reversible,
 			arguments.Object{required(argStage), argScope}, "", stagesOutput, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.setEnabled(ctx, r, a, "disable", p.opt.Middleware.Disable)
 			}),
-		newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", replaces,
+		newTool("kernel.middleware.configure", "Configure middleware", "Gives a stage another configuration (name, config, scope), or puts the stages into another order (order).", irreversible,
 			arguments.Object{argStage, argScope, argConfig, argOrder}, nameOrOrderRule, stagesOutput, configureMiddleware),
-		newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", reads,
+		newTool("kernel.transport.list", "List transports", "The ways into the relay: adapters, listeners, sessions, and what can be configured.", readOnly,
 			nil, "", transportOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 				return p.transports(), nil
 			}),
-		newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", replaces,
+		newTool("kernel.transport.configure", "Configure a transport", "Changes what a transport lets change while it runs; the fields are those that kernel.transport.list shows.", irreversible,
 			arguments.Object{required(text("name", wordPattern, "the transport, as kernel.transport.list names it")),
 				{Name: "config", Type: arguments.Map, Required: true, Description: "an object with the fields to change, at most 16 KiB"}}, "", transportOutput, configureTransport),
-		newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", reads,
+		newTool("kernel.introspection.router", "Inspect the router", "How many plugins, tools and resources there are and which stages are in force; with tool, where calls of it go.", readOnly,
 			arguments.Object{text("tool", cursorPattern, "a tool's name")}, "",
 			`"stages":`+namesSchema+`,"plugins":{"type":"integer"},"tools":{"type":"integer"},"resources":{"type":"integer"},"in_flight":{"type":"integer"},`+
 				`"route":{"type":"object","properties":{"tool":{"type":"string"},"plugin":{"type":"string"},"tenant":{"type":"string"},"scope":{"type":"string"},"streams":{"type":"boolean"}},"required":["tool","plugin","scope","streams"],"additionalProperties":false}`,
 			router),
-		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", reads,
+		newTool("kernel.introspection.subscriptions", "Inspect subscriptions", "Who listens to changes: subscribers by tenant, and watched resources.", readOnly,
 			nil, "", `"tenants":{"type":"array","items":`+tenantSchema+`},"watches":{"type":"array","items":`+watchSchema+`},"total_tenants":{"type":"integer"},"total_watches":{"type":"integer"}`, subscriptions),
-		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer; with name, one with its manifest.", reads,
+		newTool("kernel.introspection.plugins", "Inspect plugins", "The loaded plugins by name: versions, states, calls and faults, and what they offer; with name, one with its manifest.", readOnly,
 			arguments.Object{argAfter, argLimit, argPlugin}, "", pluginsOutput, func(_ context.Context, p *Plugin, _ *kernel.Request, a *args) (any, error) {
 				if a.Name != "" {
 					return p.plugin(a.Name)
 				}
 				return p.plugins(a.After, cmp.Or(a.Limit, 100)), nil
 			}),
-		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", switches,
+		newTool("kernel.plugin.load", "Load a plugin", "Loads a plugin from the relay's plugin directory by the name of its folder.", reversible,
 			arguments.Object{required(text("name", pluginPattern, "the plugin's folder below the plugin directory"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "load", Plugins.Load)
 			}),
-		newTool("kernel.plugin.reload", "Reload a plugin", "Starts the version of a plugin that its folder has now, checks it, and puts it in the place of the running one, without a call that fails. If a check fails, the running one stays.", switches,
+		newTool("kernel.plugin.reload", "Reload a plugin", "Starts the version of a plugin that its folder has now, checks it, and puts it in the place of the running one, without a call that fails. If a check fails, the running one stays.", reversible,
 			arguments.Object{required(text("name", pluginPattern, "the plugin"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "reload", Plugins.Reload)
 			}),
-		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin after its calls in flight: NAME or NAME@VERSION. A device is unloaded by the end of its link.", replaces,
+		newTool("kernel.plugin.unload", "Unload a plugin", "Unloads a plugin after its calls in flight: NAME or NAME@VERSION. A device is unloaded by the end of its link.", irreversible,
 			arguments.Object{required(text("name", versionPattern, "the plugin, with or without its version"))}, "",
 			`"name":{"type":"string"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (any, error) {
 				return p.load(ctx, r, a, "unload", Plugins.Unload)
 			}),
-		newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", reads,
+		newTool("kernel.health.get", "Get health", "Whether the kernel is well, what is wrong if not, and its figures.", readOnly,
 			nil, "", `"status":{"type":"string","enum":["ok","degraded"]},"problems":`+namesSchema+`,"uptime_ms":{"type":"integer"},"figures":`+statsSchema, health),
-		newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", switches,
+		newTool("kernel.log.configure", "Configure the log", "Changes the level of the relay's log while it runs: debug, info, warn or error.", reversible,
 			arguments.Object{required(text("level", wordPattern, "debug, info, warn or error"))}, "",
 			`"previous":{"type":"string"},"current":{"type":"string"}`, configureLog),
-		newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", replaces,
+		newTool("kernel.health.reset_counters", "Reset counters", "Begins all counters of the kernel and its plugins anew; gauges stay.", irreversible,
 			nil, "", `"reset":{"type":"boolean"}`, func(ctx context.Context, p *Plugin, r *kernel.Request, _ *args) (any, error) {
 				err := p.change(ctx, r, EventCounters, MetricsURI, Change{Action: "reset"}, func() error {
 					p.opt.Kernel.ResetCounters()
