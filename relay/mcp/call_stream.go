@@ -23,9 +23,9 @@ const (
 	metaMaxTime         = "agentctl/max_ms"
 )
 
-// aliveInterval is the longest silence of a stream. HTTP clients wait 15 s or less for the headers
+// keepAliveInterval is the longest silence of a stream. HTTP clients wait 15 s or less for the headers
 // of a response, and some no longer for its next byte.
-const aliveInterval = 5 * time.Second
+const keepAliveInterval = 5 * time.Second
 
 // streamLimits bound one stream. MCP has no back-pressure for progress notifications and
 // clients time out, many after 30 s, so a call is not left open for long; a client calls again.
@@ -40,11 +40,11 @@ func parseStreamLimits(tool *kernel.Tool, meta sdk.Meta) (streamLimits, error) {
 	if err != nil {
 		return streamLimits{}, err
 	}
-	most := maxPluginStreamTime
+	maxTime := maxPluginStreamTime
 	if isBoardStream(tool) {
-		most = maxStreamTime
+		maxTime = maxStreamTime
 	}
-	ms, err := boundedInt(meta, metaMaxTime, most.Milliseconds())
+	ms, err := boundedInt(meta, metaMaxTime, maxTime.Milliseconds())
 	return streamLimits{int(frames), time.Duration(ms) * time.Millisecond}, err
 }
 
@@ -69,13 +69,13 @@ func boundedInt(meta sdk.Meta, key string, max int64) (int64, error) {
 }
 
 // streamProgress keeps a client from giving up on a call: it sends the frames as progress, and
-// when there is none for aliveInterval another sign of life. A client without a progress token
+// when there is none for keepAliveInterval a keep-alive message. A client without a progress token
 // gets a comment of the event stream in place of either.
 type streamProgress struct {
 	cl      *client
 	total   float64
 	frames  int
-	waiting int // signs of life since the last frame
+	waiting int // keep-alive messages since the last frame
 }
 
 // frame sends a frame. Its progress is its number.
@@ -85,9 +85,9 @@ func (p *streamProgress) frame(data []byte) {
 	p.cl.sendProgress(float64(p.frames), p.total, data)
 }
 
-// alive sends a sign of life. The protocol wants progress to increase, so it is a fraction above
+// keepAlive sends something that is no frame. The protocol wants progress to increase, so it is a fraction above
 // that of the last frame: 0 for the first, which is sent before the stream is open.
-func (p *streamProgress) alive() {
+func (p *streamProgress) keepAlive() {
 	if p.cl.ProgressToken() == nil {
 		p.cl.x.sendComment()
 		return
@@ -104,8 +104,8 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 	began := time.Now()
 	timeout := time.NewTimer(lim.maxTime)
 	defer timeout.Stop()
-	alive := time.NewTicker(aliveInterval)
-	defer alive.Stop()
+	keepAlive := time.NewTicker(keepAliveInterval)
+	defer keepAlive.Stop()
 	check := time.NewTicker(sweepInterval) // of the token: sweep sees registered streams only
 	defer check.Stop()
 	ready := make(chan struct{}, 1) // one signal stands for any number of changes
@@ -116,7 +116,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 		}
 	})
 	if tool := kr.Target(); tool == nil || !tool.Streams {
-		progress.alive() // callTool did not know that there would be a stream
+		progress.keepAlive() // callTool did not know that there would be a stream
 	}
 	var frames [][]byte // of a board; only the last one of a plugin, which says in it what it has to say
 	isBoard := isBoardStream(kr.Target())
@@ -139,7 +139,7 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 			}
 			frames = append(frames, f.Data)
 			progress.frame(f.Data)
-			alive.Reset(aliveInterval)
+			keepAlive.Reset(keepAliveInterval)
 			continue
 		}
 		if err := s.Err(); err != nil {
@@ -159,8 +159,8 @@ func (t *tenant) relayFrames(ctx context.Context, x *exchange, progress *streamP
 				return end("no_frame", errNoFrame)
 			}
 			return end("time", nil)
-		case <-alive.C:
-			progress.alive()
+		case <-keepAlive.C:
+			progress.keepAlive()
 		case <-check.C:
 			if x.caller.Active != nil && x.caller.Active() != nil {
 				return end("token", &manifest.Error{Code: manifest.SafetyDenied, Message: "the token has ended", Reason: "token"})

@@ -84,21 +84,31 @@ func answerOf(res *http.Response, body string) string {
 	return fmt.Sprintf("%d %v\n%s", res.StatusCode, h, strings.Join(events, "\n\n"))
 }
 
-// TestDirectIsTheSame sends every kind of call and of list request to both handlers: status, headers, body and audit
-// records are the same, and only what should is served directly.
-func TestDirectIsTheSame(t *testing.T) {
-	call := func(id, params string) string {
-		return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{` + params + `}}`
-	}
-	const name = `"name":"` + echoA + `"`
-	const args = name + `,"arguments":{"message":"hi \"<&>\" \u2028\u00e9"}`
+// directCase is a POST that both handlers get.
+type directCase struct {
+	name, body string
+	head       map[string]string // in addition to those of the era
+	direct     bool              // it is served directly in a session, if it reaches the board
+	modern     bool              // it is sent in the modern era, too
+}
+
+// toolsCall is the body of a tools/call. id and params are JSON, params without its braces.
+func toolsCall(id, params string) string {
+	return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{` + params + `}}`
+}
+
+// Params of a call of the board's echo.
+const (
+	echoName = `"name":"` + echoA + `"`
+	echoArgs = echoName + `,"arguments":{"message":"hi \"<&>\" \u2028\u00e9"}`
+)
+
+// callCases are calls with whatever the params, the id, the envelope or the headers can be.
+func callCases() []directCase {
+	const name, args = echoName, echoArgs
+	call := toolsCall
 	flat := `"name":"` + strings.ReplaceAll(echoA, ".", "_") + `"`
-	tests := []struct {
-		name, body string
-		head       map[string]string
-		direct     bool // in a session
-		modern     bool // sent in the modern era too
-	}{
+	return []directCase{
 		{name: "echo", body: call("1", args), direct: true, modern: true},
 		{name: "flat name", body: call("1", flat), direct: true},
 		{name: "upper case name", body: call("1", `"name":"`+strings.ToUpper(echoA)+`"`), direct: true, modern: true},
@@ -185,120 +195,158 @@ func TestDirectIsTheSame(t *testing.T) {
 		{name: "header of another method", body: call("1", args), head: map[string]string{"Mcp-Method": "tools/list"}, direct: true, modern: true},
 		{name: "header of another name", body: call("1", args), head: map[string]string{"Mcp-Name": "x"}, direct: true, modern: true},
 	}
+}
+
+// listCases are requests for lists.
+func listCases() (cases []directCase) {
 	for _, method := range []string{"tools/list", "resources/list"} {
-		list := func(id, params string) string {
-			return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `"` + params + `}`
-		}
-		add := func(name, body string, modern bool) {
-			tests = append(tests, struct {
-				name, body string
-				head       map[string]string
-				direct     bool
-				modern     bool
-			}{name: method + ", " + name, body: body, head: map[string]string{"Mcp-Name": "", "Mcp-Method": method}, modern: modern})
-		}
-		add("no params", list("1", ""), false)
-		add("null params", list("1", `,"params":null`), false)
-		add("params in an array", list("1", `,"params":[]`), false)
-		add("empty params", list(`"\u0041"`, `,"params":{"x":1}`), true)
-		add("_meta", list("1", `,"params":{"_meta":{"progressToken":1}}`), true)
-		add("null _meta", list("1", `,"params":{"_meta":null}`), false)
-		for _, cursor := range []string{`""`, `"MXN5c2VjaG8uMA"`, `"wrong"`, `"` + strings.Repeat("x", 2000) + `"`, "null", "7", "{}"} {
-			add("cursor "+cursor[:min(len(cursor), 9)], list("-5", `,"params":{"cursor":`+cursor+`}`), true)
-		}
-	}
-	envs, boards := bothWays(t)
-	var sessions [2]string
-	for i, e := range envs {
-		sessions[i] = e.initialize("")
-		e.revoke("default/gone")
-	}
-	// send gives the answer of one handler, its audit records, and whether the call was direct.
-	send := func(i int, head map[string]string, body string) (answer, audit string, direct bool) {
-		e := envs[i]
-		before := len(e.records())
-		res := e.do("POST", head, body)
-		answer = answerOf(res, readAll(t, res))
-		for _, r := range e.records()[before:] {
-			audit += traceID.ReplaceAllString(fmt.Sprintf("%+v\n", r), "TRACE")
-		}
-		for len(boards[i].isDirect) > 0 {
-			direct = <-boards[i].isDirect || direct
-		}
-		return answer, audit, direct
-	}
-	reached := func(answer string) bool { return strings.Contains(answer, `"structuredContent":{"node_id"`) }
-	for _, tt := range tests {
-		for _, version := range []string{legacyEra, modernEra} {
-			if version == modernEra && !tt.modern {
-				continue
-			}
-			t.Run(tt.name+"/"+version, func(t *testing.T) {
-				var answers, audits [2]string
-				for i := range envs {
-					body, head := tt.body, map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": sessions[i]}
-					if version == modernEra {
-						if strings.Contains(body, `"_meta":{`) {
-							body = strings.Replace(body, `"_meta":{`, modernMeta[:len(modernMeta)-1]+`,`, 1)
-						} else {
-							body = strings.Replace(body, `"params":{`, `"params":{`+modernMeta+`,`, 1)
-						}
-						delete(head, "Mcp-Session-Id")
-						head["Mcp-Method"], head["Mcp-Name"] = "tools/call", echoA
-						if strings.Contains(body, strings.ToUpper(echoA)) {
-							head["Mcp-Name"] = strings.ToUpper(echoA)
-						}
-					}
-					maps.Copy(head, tt.head)
-					var direct bool
-					answers[i], audits[i], direct = send(i, head, body)
-					if i == 1 && direct {
-						t.Error("a call was direct that should not have been")
-					}
-					if want := tt.direct && i == 0; version == legacyEra && reached(answers[0]) && direct != want {
-						t.Errorf("direct %v, want %v", direct, want)
-					}
-				}
-				if answers[0] != answers[1] {
-					t.Errorf("directly:\n%s\nby the SDK:\n%s", answers[0], answers[1])
-				}
-				if audits[0] != audits[1] {
-					t.Errorf("audit, directly:\n%s\nby the SDK:\n%s", audits[0], audits[1])
-				}
+		add := func(name, id, params string, modern bool) {
+			cases = append(cases, directCase{
+				name: method + ", " + name, body: `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `"` + params + `}`,
+				head: map[string]string{"Mcp-Name": "", "Mcp-Method": method}, modern: modern,
 			})
 		}
-	}
-	t.Run("modern calls are direct", func(t *testing.T) {
-		answer, _, direct := send(0, map[string]string{"Mcp-Protocol-Version": modernEra, "Mcp-Method": "tools/call", "Mcp-Name": echoA},
-			call("1", modernMeta+","+args))
-		if !direct || !reached(answer) {
-			t.Errorf("direct %v: %s", direct, answer)
+		add("no params", "1", "", false)
+		add("null params", "1", `,"params":null`, false)
+		add("params in an array", "1", `,"params":[]`, false)
+		add("empty params", `"\u0041"`, `,"params":{"x":1}`, true)
+		add("_meta", "1", `,"params":{"_meta":{"progressToken":1}}`, true)
+		add("null _meta", "1", `,"params":{"_meta":null}`, false)
+		for _, cursor := range []string{`""`, `"MXN5c2VjaG8uMA"`, `"wrong"`, `"` + strings.Repeat("x", 2000) + `"`, "null", "7", "{}"} {
+			add("cursor "+cursor[:min(len(cursor), 9)], "-5", `,"params":{"cursor":`+cursor+`}`, true)
 		}
-	})
-	for _, structured := range []string{"{\"a\": [1,\r\n 2],\n\"b\":\" \\n \"}", `{"long":"` + strings.Repeat("x", 5000) + `"}`} {
-		t.Run(structured[:8], func(t *testing.T) {
-			for _, version := range []string{legacyEra, modernEra} {
-				var answers [2]string
-				for i := range envs {
-					boards[i].answer <- structured
-					head, params := map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": sessions[i]}, args
-					if version == modernEra {
-						head, params = map[string]string{"Mcp-Protocol-Version": version, "Mcp-Method": "tools/call", "Mcp-Name": echoA}, modernMeta+","+args
-					}
-					answers[i], _, _ = send(i, head, call("1", params))
-				}
-				if answers[0] != answers[1] {
-					t.Errorf("%s, directly:\n%s\nby the SDK:\n%s", version, answers[0], answers[1])
-				}
+	}
+	return cases
+}
+
+// handlerPair are the two handlers of bothWays, with a session in each: 0 answers directly, 1 by the SDK.
+type handlerPair struct {
+	envs     [2]*env
+	boards   [2]*slowBoard
+	sessions [2]string
+}
+
+func newHandlerPair(t *testing.T) *handlerPair {
+	t.Helper()
+	p := &handlerPair{}
+	p.envs, p.boards = bothWays(t)
+	for i, e := range p.envs {
+		p.sessions[i] = e.initialize("")
+		e.revoke("default/gone")
+	}
+	return p
+}
+
+// request returns the headers and the body with which a case is sent to a handler in an era.
+func (p *handlerPair) request(i int, tt *directCase, version string) (head map[string]string, body string) {
+	body = tt.body
+	head = map[string]string{"Mcp-Protocol-Version": version, "Mcp-Session-Id": p.sessions[i]}
+	if version == modernEra {
+		if strings.Contains(body, `"_meta":{`) {
+			body = strings.Replace(body, `"_meta":{`, modernMeta[:len(modernMeta)-1]+`,`, 1)
+		} else {
+			body = strings.Replace(body, `"params":{`, `"params":{`+modernMeta+`,`, 1)
+		}
+		delete(head, "Mcp-Session-Id")
+		head["Mcp-Method"], head["Mcp-Name"] = "tools/call", echoA
+		if upper := strings.ToUpper(echoA); strings.Contains(body, upper) {
+			head["Mcp-Name"] = upper
+		}
+	}
+	maps.Copy(head, tt.head)
+	return head, body
+}
+
+// reply is what came of a request.
+type reply struct {
+	answer, audit string
+	isDirect      bool // it reached the board directly
+}
+
+// send sends a case to a handler in an era.
+func (p *handlerPair) send(t *testing.T, i int, tt *directCase, version string) (r reply) {
+	t.Helper()
+	e := p.envs[i]
+	before := len(e.records())
+	head, body := p.request(i, tt, version)
+	res := e.do("POST", head, body)
+	r.answer = answerOf(res, readAll(t, res))
+	for _, rec := range e.records()[before:] {
+		r.audit += traceID.ReplaceAllString(fmt.Sprintf("%+v\n", rec), "TRACE")
+	}
+	for len(p.boards[i].isDirect) > 0 {
+		r.isDirect = <-p.boards[i].isDirect || r.isDirect
+	}
+	return r
+}
+
+// wantSame sends a case to both handlers, which must answer and audit the same. It returns what came of it at
+// the direct one.
+func (p *handlerPair) wantSame(t *testing.T, tt *directCase, version string) reply {
+	t.Helper()
+	direct, sdk := p.send(t, 0, tt, version), p.send(t, 1, tt, version)
+	if direct.answer != sdk.answer {
+		t.Errorf("directly:\n%s\nby the SDK:\n%s", direct.answer, sdk.answer)
+	}
+	if direct.audit != sdk.audit {
+		t.Errorf("audit, directly:\n%s\nby the SDK:\n%s", direct.audit, sdk.audit)
+	}
+	if sdk.isDirect {
+		t.Error("the handler that passes every call to the SDK served it directly")
+	}
+	return direct
+}
+
+// hasReachedBoard reports whether an answer is the board's.
+func (r *reply) hasReachedBoard() bool {
+	return strings.Contains(r.answer, `"structuredContent":{"node_id"`)
+}
+
+// TestDirectIsTheSame: status, headers, body and audit records are the same whether a request is served
+// directly or by the SDK, and only what should is served directly.
+func TestDirectIsTheSame(t *testing.T) {
+	p := newHandlerPair(t)
+	for _, tt := range append(callCases(), listCases()...) {
+		t.Run(tt.name+"/"+legacyEra, func(t *testing.T) {
+			if r := p.wantSame(t, &tt, legacyEra); r.hasReachedBoard() && r.isDirect != tt.direct {
+				t.Errorf("served directly: %v, want %v", r.isDirect, tt.direct)
 			}
 		})
+		if tt.modern {
+			t.Run(tt.name+"/"+modernEra, func(t *testing.T) { p.wantSame(t, &tt, modernEra) })
+		}
 	}
-	for i, e := range envs {
+	for i, e := range p.envs {
 		e.h.mu.RLock()
-		if n := len(e.h.sessions[sessions[i]].requests); n != 0 {
+		if n := len(e.h.sessions[p.sessions[i]].requests); n != 0 {
 			t.Errorf("%d requests are registered after their end", n)
 		}
 		e.h.mu.RUnlock()
+	}
+}
+
+func TestModernCallsAreDirect(t *testing.T) {
+	r := newHandlerPair(t).send(t, 0, &directCase{body: toolsCall("1", echoArgs)}, modernEra)
+	if !r.isDirect || !r.hasReachedBoard() {
+		t.Errorf("served directly: %v: %s", r.isDirect, r.answer)
+	}
+}
+
+// Results with line breaks, which an event cannot have, and large ones are the same, too.
+func TestDirectResultsAreTheSame(t *testing.T) {
+	p := newHandlerPair(t)
+	for name, structured := range map[string]string{
+		"line breaks": "{\"a\": [1,\r\n 2],\n\"b\":\" \\n \"}",
+		"large":       `{"long":"` + strings.Repeat("x", 5000) + `"}`,
+	} {
+		for _, version := range []string{legacyEra, modernEra} {
+			t.Run(name+"/"+version, func(t *testing.T) {
+				for _, b := range p.boards {
+					b.answer <- structured
+				}
+				p.wantSame(t, &directCase{body: toolsCall("1", echoArgs)}, version)
+			})
+		}
 	}
 }
 

@@ -84,6 +84,21 @@
 // the relay ends none (session_id.go, session_recreate.go). The SDK has its own id for each
 // session, which no client sees.
 //
+// # Files
+//
+//	handler.go        options, bounds, life and order of checks; exchange.go is one HTTP request
+//	post.go           reads a POST and chooses the era; envelope.go scans its messages
+//	direct.go         requests that do not go through the SDK
+//	request_mux.go    plain modern requests, on one SDK session of the tenant
+//	session*.go       legacy sessions, their ids, and how they survive a restart
+//	middleware.go     what the SDK has decoded goes to the methods in tools.go, resources.go and
+//	                  plugin_methods.go; toolset.go reads ?toolset=
+//	call_stream.go    tools with a stream; frame_text.go is the text of their results
+//	client.go         the client as a plugin sees it: progress, log messages, input
+//	tenant.go         the SDK servers and the change notifications of a tenant
+//	stream_writer.go  writers that a slow client does not block
+//	result.go         renders results as bytes; errors.go and error_schema.go failures
+//
 // # Locks and goroutines
 //
 // recreations.mu is taken before Handler.mu, and held while the SDK opens a session, which waits

@@ -23,9 +23,8 @@ const (
 	codeInternal       = -32603
 )
 
-const (
-	errSessionEnded = "the session has ended; initialize again"
-)
+// sessionEndedMessage answers requests that were in progress when their session ended.
+const sessionEndedMessage = "the session has ended; initialize again"
 
 var (
 	// errStopping refuses a request before it was handled; errStopped answers one that was cut, and may

@@ -260,10 +260,10 @@ func (h *Handler) drain() {
 	h.awaitIdle(answerGrace)
 }
 
-// awaitIdle waits until no request is in progress, for a time at most. It polls: nothing else has
-// to count the requests of all tenants.
-func (h *Handler) awaitIdle(most time.Duration) bool {
-	for end := time.Now().Add(most); ; time.Sleep(drainPoll) {
+// awaitIdle waits until no request is in progress, streams apart, and reports whether that was so within
+// the timeout. It polls: nothing else needs the number of requests of all tenants.
+func (h *Handler) awaitIdle(timeout time.Duration) bool {
+	for end := time.Now().Add(timeout); ; time.Sleep(drainPoll) {
 		h.mu.RLock()
 		n := int64(0)
 		for _, t := range h.tenants {
@@ -284,16 +284,16 @@ func (h *Handler) awaitIdle(most time.Duration) bool {
 // from the table.
 func (h *Handler) sweep(now time.Time) {
 	h.mu.RLock()
-	var over []*exchange
+	var expired []*exchange
 	for x, q := range h.streams {
 		if x.caller.Active != nil && x.caller.Active() != nil {
-			over = append(over, x)
+			expired = append(expired, x)
 			continue
 		}
 		q.Ping(now)
 	}
 	h.mu.RUnlock()
-	for _, x := range over {
+	for _, x := range expired {
 		x.cancel(nil)
 	}
 	h.mu.Lock()
@@ -326,64 +326,6 @@ func (h *Handler) Stats() Stats {
 		SessionPool: h.sessionPool.Stats(), StreamPool: h.streamPool.Stats(),
 		Refused: h.count.refused.Load(), StalledStreams: h.count.cut.Load(),
 	}
-}
-
-// exchange is one HTTP request on /mcp. The SDK carries it to the middleware (bindSDK), so
-// that a message's caller is that of its request, even if another request opened the session.
-type exchange struct {
-	caller    *kernel.Caller
-	tenant    *tenant  // the caller's
-	session   *session // legacy, once it is known
-	modern    bool
-	flatNames bool           // ?names=flat
-	toolset   kernel.Toolset // ?toolset=
-	traceID   string         // from the traceparent header, or ""
-	id        []byte         // of a single message, as it was sent
-	bodyHeld  int64          // what its body holds of Options.Bodies
-
-	// ctx ends when the client goes away; cancel ends it from here (nil on short
-	// requests). It is in a struct because the SDK runs the handler under another one.
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-
-	call   *muxCall       // of a request that the mux carries
-	writer *timeoutWriter // of a request that the SDK answers, unless it is a stream
-
-	opened    *session // by its initialize
-	recreates string   // the id of the session to open, for openAgain
-
-	// Of a request in a session:
-	requestIDs       []string    // claimed by claimIDs
-	isDirect         bool        // the SDK does not know it
-	canceledByClient atomic.Bool // by notifications/cancelled
-}
-
-// sendComment sends a comment to the client, if the response is or may become an event stream:
-// the headers reach the client, and its timers start again.
-func (x *exchange) sendComment() {
-	switch {
-	case x.call != nil:
-		x.call.queueComment()
-	case x.writer != nil:
-		x.writer.writeComment()
-	}
-}
-
-// join returns a context that ends with ctx, which is the SDK's, when the client of this exchange
-// goes away, and when the relay cuts its calls.
-func (x *exchange) join(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, callKey{}, x.call))
-	leave := context.AfterFunc(x.ctx, func() { cancel(nil) })
-	stop := context.AfterFunc(x.tenant.h.calls, func() { cancel(kernel.ErrStopping) })
-	return ctx, func() { stop(); leave(); cancel(nil) }
-}
-
-// sessionID names the session for stages that act on one; modern requests have none.
-func (x *exchange) sessionID() string {
-	if x.session == nil {
-		return ""
-	}
-	return x.session.id
 }
 
 // ServeHTTP answers one request. The order of the checks decides the status: method,

@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -90,14 +91,8 @@ func newEnv(t testing.TB, opt Options, more ...func(*env)) *env {
 		e.srv.Close()
 		wg.Wait()
 	})
-	for e.h.Stats(); ; time.Sleep(time.Millisecond) { // Run has begun
-		e.h.mu.RLock()
-		running := e.h.ctx != nil
-		e.h.mu.RUnlock()
-		if running {
-			return e
-		}
-	}
+	<-e.h.Started()
+	return e
 }
 
 func (e *env) serve() {
@@ -293,11 +288,12 @@ func (e *env) initialize(token string) string {
 
 // board is a device plugin in memory: echo, snapshot and a stream.
 type board struct {
-	m       *kernel.Manifest
-	node    string
-	online  func() error
-	streams chan *frames // each opened stream
-	changed chan struct{}
+	m        *kernel.Manifest
+	node     string
+	online   func() error
+	streams  chan *frames  // each opened stream
+	changed  chan struct{} // its resource changes; taken by a watch
+	watching atomic.Int32  // watches of its resource
 }
 
 func newBoard(tenant, node string) *board {
@@ -356,6 +352,8 @@ func (b *board) Read(context.Context, *kernel.Caller, string) ([]byte, error) {
 }
 
 func (b *board) Watch(ctx context.Context, _ string, changed func()) error {
+	b.watching.Add(1)
+	defer b.watching.Add(-1)
 	for {
 		select {
 		case <-ctx.Done():

@@ -46,14 +46,8 @@ func TestNotifications(t *testing.T) {
 		if err := l.cs.Subscribe(t.Context(), &sdk.SubscribeParams{URI: uri}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "listeners", func() bool { return e.listeners("default") > 0 })
-		until(t, "watch", func() bool {
-			select {
-			case b.changed <- struct{}{}: // taken only by a watch
-			default:
-			}
-			return len(l.updated) > 0
-		})
+		until(t, "a listener and a watch", func() bool { return e.listeners("default") > 0 && b.watching.Load() == 1 })
+		b.changed <- struct{}{}
 		if got := wait(t, "update", l.updated); got != uri {
 			t.Errorf("updated %q, want %q", got, uri)
 		}
@@ -68,14 +62,7 @@ func TestNotifications(t *testing.T) {
 		if err := l.cs.Unsubscribe(t.Context(), &sdk.UnsubscribeParams{URI: uri}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "release of the watch", func() bool {
-			for len(b.changed) > 0 {
-				<-b.changed
-			}
-			b.changed <- struct{}{}
-			time.Sleep(5 * time.Millisecond)
-			return len(b.changed) == 1 // nobody took it
-		})
+		until(t, "release of the watch", func() bool { return b.watching.Load() == 0 })
 	})
 }
 
@@ -213,6 +200,7 @@ func TestNotifyRate(t *testing.T) {
 
 // TestListenFilter: a listen stream gets what it asked for and may see, no more.
 func TestListenFilter(t *testing.T) {
+	t.Parallel() // it waits for notifyInterval
 	e := newEnv(t, Options{})
 	b := newBoard("default", nodeA)
 	e.load(b)

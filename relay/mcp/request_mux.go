@@ -53,7 +53,7 @@ type muxCall struct {
 func (c *muxCall) queueComment() {
 	select {
 	case c.notifications <- nil:
-	default: // what waits already is a sign of life
+	default: // what waits already keeps the client waiting
 	}
 }
 

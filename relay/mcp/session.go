@@ -286,7 +286,7 @@ func (h *Handler) endOfSession(id []byte) []byte {
 		code, message, data := stoppedError()
 		return appendRPCError(nil, id, code, message, data)
 	}
-	return appendRPCError(nil, id, codeInvalidRequest, errSessionEnded, nil)
+	return appendRPCError(nil, id, codeInvalidRequest, sessionEndedMessage, nil)
 }
 
 // sessionMethods are the methods that the SDK accepts from a session's client. It answers

@@ -173,9 +173,9 @@ func (w sessionIDWriter) Write(b []byte) (int, error) {
 // Unwrap lets the SDK flush.
 func (w sessionIDWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// streamOpened is a writer of a session's stream. The SDK writes a comment when it has opened the
+// announcingWriter is a writer of a session's stream. The SDK writes a comment when it has opened the
 // stream; a session that was made again then announces its lists.
-type streamOpened struct {
+type announcingWriter struct {
 	http.ResponseWriter
 	announce func() // once; nil afterwards
 }
@@ -185,11 +185,11 @@ func announceWriter(w http.ResponseWriter, s *session) http.ResponseWriter {
 	if !s.listsUnknown.Load() {
 		return w
 	}
-	return &streamOpened{w, s.tenant.announceLists}
+	return &announcingWriter{w, s.tenant.announceLists}
 }
 
 // Write implements http.ResponseWriter.
-func (w *streamOpened) Write(b []byte) (int, error) {
+func (w *announcingWriter) Write(b []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(b)
 	if w.announce != nil {
 		w.announce()
@@ -199,7 +199,7 @@ func (w *streamOpened) Write(b []byte) (int, error) {
 }
 
 // Unwrap lets the SDK flush.
-func (w *streamOpened) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *announcingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // announceLists wakes run, which notifies the sessions that were made again and have a stream now
 // that lists may have changed. It does not block.

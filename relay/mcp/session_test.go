@@ -337,12 +337,7 @@ func TestRunEndsStreamsAndSessions(t *testing.T) {
 	e.srv.CloseClientConnections()
 	e.srv.Close()
 	e.srv.Client().CloseIdleConnections()
-	for end := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			buf := make([]byte, 1<<16)
-			t.Fatalf("goroutines stay behind:\n%s", buf[:runtime.Stack(buf, true)])
-		}
-	}
+	until(t, "end of all goroutines", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // A request of a method that nobody knows is answered as JSON-RPC answers it.

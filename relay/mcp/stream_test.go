@@ -44,72 +44,97 @@ func progressClient(e *env, token, version string) (*sdk.ClientSession, <-chan *
 
 func frame(i int) string { return fmt.Sprintf(`{"seq":%d}`, i) }
 
+// newStreamEnv is a client of a board whose streams the test fills.
+func newStreamEnv(t *testing.T, version string) (e *env, b *board, cs *sdk.ClientSession, progress <-chan *sdk.ProgressNotificationParams) {
+	t.Helper()
+	e, b = newEnv(t, Options{}), newBoard("default", nodeA)
+	e.load(b)
+	cs, progress = progressClient(e, "", version)
+	return e, b, cs, progress
+}
+
+// wantFrame checks that a call succeeded with a frame as its result.
+func (o outcome) wantFrame(t *testing.T, i int) {
+	t.Helper()
+	if o.err != nil || o.res.IsError || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", i) {
+		t.Fatalf("result %+v, %v; want frame %d", o.res, o.err, i)
+	}
+}
+
+// wantEnd checks why the only stream of the board ended, as the audit log has it.
+func (e *env) wantEnd(reason string) {
+	e.t.Helper()
+	var got []string
+	for _, r := range e.records() {
+		if r.Decision == kernel.Closed {
+			got = append(got, fmt.Sprint(r.Tool, " ", r.NodeID, " ", r.Reason))
+		}
+	}
+	if want := streamA + " " + nodeA + " " + reason; len(got) != 1 || got[0] != want {
+		e.t.Errorf("audited ends %q, want %q", got, want)
+	}
+}
+
+// Each frame is a progress notification, after a first one that says that the call is under way. The result
+// is the last frame, and its text has all of them.
 func TestStream(t *testing.T) {
 	eras(t, func(t *testing.T, version string) {
-		e := newEnv(t, Options{})
-		b := newBoard("default", nodeA)
-		e.load(b)
-		cs, progress := progressClient(e, "", version)
-
+		e, b, cs, progress := newStreamEnv(t, version)
 		done := subscribe(t.Context(), cs, sdk.Meta{"progressToken": "p1", metaMaxFrames: 3, metaMaxTime: 999_999})
 		f := wait(t, "stream", b.streams)
 		if p := wait(t, "first progress", progress); p.Progress != 0 || p.Total != 3 {
-			t.Errorf("first progress %+v", p)
+			t.Errorf("first progress %+v, want 0 of 3", p)
 		}
 		for i := range 3 {
 			f.send(frame(i))
 			p := wait(t, "progress", progress)
 			if p.ProgressToken != "p1" || p.Progress != float64(i+1) || p.Total != 3 || p.Message != frame(i) {
-				t.Errorf("progress %+v", p)
+				t.Errorf("progress %+v, want %d of 3 with frame %d", p, i+1, i)
 			}
 		}
 		o := wait(t, "result", done)
-		if o.err != nil || o.res.IsError || fmt.Sprint(o.res.StructuredContent) != "map[seq:2]" {
-			t.Fatalf("result %+v %v, want the last frame", o.res, o.err)
-		}
-		if text := textOf(o.res); text != "3 frames in 0 s; seq 0 to 2, mean 1\n"+frame(0)+"\n"+frame(1)+"\n"+frame(2) {
-			t.Errorf("text %q", text)
+		o.wantFrame(t, 2)
+		if text, want := textOf(o.res), "3 frames in 0 s; seq 0 to 2, mean 1\n"+frame(0)+"\n"+frame(1)+"\n"+frame(2); text != want {
+			t.Errorf("text %q, want %q", text, want)
 		}
 		wait(t, "close of the stream", f.closed)
+		e.wantEnd("frames")
+	})
+}
 
-		// Without a token: the same bound, no progress.
-		done = subscribe(t.Context(), cs, nil)
-		f = wait(t, "stream", b.streams)
+// Without a progress token a stream ends after maxStreamFrames as well, and sends no progress.
+func TestStreamWithoutProgress(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e, b, cs, progress := newStreamEnv(t, version)
+		done := subscribe(t.Context(), cs, nil)
+		f := wait(t, "stream", b.streams)
 		for i := range maxStreamFrames + 5 {
 			f.send(frame(i))
 		}
-		o = wait(t, "result", done)
-		if o.err != nil || fmt.Sprint(o.res.StructuredContent) != fmt.Sprintf("map[seq:%d]", maxStreamFrames-1) {
-			t.Fatalf("result %+v %v, want frame %d", o.res, o.err, maxStreamFrames-1)
-		}
+		wait(t, "result", done).wantFrame(t, maxStreamFrames-1)
 		if len(progress) != 0 {
 			t.Errorf("progress without a token: %+v", <-progress)
 		}
+		e.wantEnd("frames")
+	})
+}
 
-		// The time runs out after one frame.
-		done = subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 50})
+// A stream whose time is over has its last frame as the result; one without a frame fails.
+func TestStreamTime(t *testing.T) {
+	eras(t, func(t *testing.T, version string) {
+		e, b, cs, _ := newStreamEnv(t, version)
+		done := subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 50})
 		wait(t, "stream", b.streams).send(frame(7))
-		if o = wait(t, "result", done); o.err != nil || fmt.Sprint(o.res.StructuredContent) != "map[seq:7]" {
-			t.Fatalf("result %+v %v, want the only frame", o.res, o.err)
+		wait(t, "result", done).wantFrame(t, 7)
+		e.wantEnd("time")
+	})
+	eras(t, func(t *testing.T, version string) {
+		e, _, cs, _ := newStreamEnv(t, version)
+		o := wait(t, "result", subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 20}))
+		if o.err != nil || errorOf(t, o.res)["code"] != string(manifest.DeadlineExceeded) {
+			t.Fatalf("result %+v, %v; want E_DEADLINE_EXCEEDED", o.res, o.err)
 		}
-
-		// And before any.
-		done = subscribe(t.Context(), cs, sdk.Meta{metaMaxTime: 20})
-		if o = wait(t, "result", done); o.err != nil || errorOf(t, o.res)["code"] != string(manifest.DeadlineExceeded) {
-			t.Fatalf("result %+v %v, want E_DEADLINE_EXCEEDED", o.res, o.err)
-		}
-		reasons := ""
-		for _, r := range e.records() {
-			if r.Decision == kernel.Closed {
-				reasons += r.Reason + " "
-				if r.Tool != streamA || r.NodeID != nodeA {
-					t.Errorf("audit %+v", r)
-				}
-			}
-		}
-		if reasons != "frames frames time no_frame " {
-			t.Errorf("audited ends: %q", reasons)
-		}
+		e.wantEnd("no_frame")
 	})
 }
 

@@ -141,10 +141,10 @@ func (t *tenant) run(ctx context.Context) {
 	}
 	defer func() { t.mux.shutDown(); _ = ss.Wait() }() // Wait returns when the SDK's reader has
 	var (
-		pending kernel.Change
-		updated = make(map[string]bool)
-		due     <-chan time.Time
-		last    time.Time
+		pending kernel.Change           // lists that the next round is about
+		updated = make(map[string]bool) // resources that it is about, by URI
+		due     <-chan time.Time        // when it is sent; nil: nothing has changed since the last one
+		last    time.Time               // when the last one was sent
 	)
 	for {
 		select {
@@ -155,26 +155,8 @@ func (t *tenant) run(ctx context.Context) {
 		case <-t.announce:
 			t.sendLists(ctx)
 			continue
-		case <-t.sub.Ready(): // merge what changed into the next round
-			c := t.sub.Next()
-			pending.Tools, pending.PluginTools = pending.Tools || c.Tools, pending.PluginTools || c.PluginTools
-			pending.Resources = pending.Resources || c.Resources
-			pending.Prompts = pending.Prompts || c.Prompts
-			for _, u := range c.Updated {
-				if len(updated) < kernel.MaxWatched {
-					updated[u] = true
-				}
-			}
-			if c.Missed { // more changed than the kernel keeps: everything watched may have
-				t.mu.Lock()
-				for u := range t.watchCounts {
-					updated[u] = true
-				}
-				t.mu.Unlock()
-			}
-			if c.Tools {
-				t.dropFlatNames()
-			}
+		case <-t.sub.Ready():
+			t.mergeChange(&pending, updated, t.sub.Next())
 			if wait := notifyInterval - time.Since(last); wait > 0 {
 				if due == nil {
 					due = time.After(wait)
@@ -187,6 +169,29 @@ func (t *tenant) run(ctx context.Context) {
 		t.notify(ctx, pending, updated)
 		pending = kernel.Change{}
 		clear(updated)
+	}
+}
+
+// mergeChange merges a change that the kernel reports into those of the next round: the lists that have
+// changed, and the URIs of changed resources, at most kernel.MaxWatched.
+func (t *tenant) mergeChange(pending *kernel.Change, updated map[string]bool, c kernel.Change) {
+	pending.Tools, pending.PluginTools = pending.Tools || c.Tools, pending.PluginTools || c.PluginTools
+	pending.Resources = pending.Resources || c.Resources
+	pending.Prompts = pending.Prompts || c.Prompts
+	for _, uri := range c.Updated {
+		if len(updated) < kernel.MaxWatched {
+			updated[uri] = true
+		}
+	}
+	if c.Missed { // more changed than the kernel keeps: everything watched may have
+		t.mu.Lock()
+		for uri := range t.watchCounts {
+			updated[uri] = true
+		}
+		t.mu.Unlock()
+	}
+	if c.Tools {
+		t.dropFlatNames()
 	}
 }
 

@@ -244,7 +244,7 @@ func (t *tenant) callTool(ctx context.Context, x *exchange, cl *client, p *sdk.C
 		kr.Stream = true
 		progress = &streamProgress{cl: cl, total: float64(lim.maxFrames)}
 		if tool.Streams {
-			progress.alive() // at once: the first frame may be a minute away
+			progress.keepAlive() // at once: the first frame may be a minute away
 		}
 	}
 	if len(p.InputResponses) > 0 || p.RequestState != "" {

@@ -134,9 +134,9 @@ func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*h
 	}
 	var refused struct{ Error callError }
 	if json.Unmarshal(raw, &refused) == nil {
-		if away := refused.Error.away(nil, b.wasAway()); away != nil {
-			away.err = &rpcError{code, refused.Error.Code + ": " + a.Error.Message}
-			return nil, away
+		if outage := refused.Error.outage(nil, b.hasRecentOutage()); outage != nil {
+			outage.err = &rpcError{code, refused.Error.Code + ": " + a.Error.Message}
+			return nil, outage
 		}
 	}
 	var name string // the relay's envelope: code is a word

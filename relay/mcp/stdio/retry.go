@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A relay that restarts is away for a second or two, and its boards a little longer. The bridge
-// hides that where it is safe:
+// A relay that restarts does not answer for a second or two, and its boards a little longer: an outage.
+// The bridge hides it where that is safe:
 //
 //	the request cannot have run    sent again until retryWindow is over
 //	it may have run, and reads     sent again once
@@ -18,7 +18,7 @@ import (
 //
 // A request is not sent again when its client has got a message of the first attempt.
 const (
-	retryWindow   = 15 * time.Second // from when the relay went away
+	retryWindow   = 15 * time.Second // from the begin of an outage
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = time.Second
 	maxReadOnly   = 16384 // tools that are known to be read-only
@@ -31,22 +31,22 @@ const (
 	codeNodeOffline = "E_NODE_OFFLINE"
 )
 
-// awayError reports that the relay went away before a request was answered.
-type awayError struct {
-	err      error
-	answer   []byte // of the relay, which was stopping; nil for a broken connection
-	notSent  bool   // the request cannot have run
-	readOnly bool   // the relay says that it may be sent again although it may have run
+// outageError reports that the relay stopped, or the connection to it broke, before a request was answered.
+type outageError struct {
+	err       error
+	answer    []byte // of the relay, which was stopping; nil for a broken connection
+	notSent   bool   // the request cannot have run
+	retryable bool   // the relay says that the request may be sent again although it may have run
 }
 
-func (e *awayError) Error() string {
+func (e *outageError) Error() string {
 	if e.err == nil {
 		return "the relay is restarting"
 	}
 	return e.err.Error()
 }
 
-func (e *awayError) Unwrap() error { return e.err }
+func (e *outageError) Unwrap() error { return e.err }
 
 // connectionLost describes an error of the HTTP client: a request whose connection was not opened
 // was not sent.
@@ -58,7 +58,7 @@ func connectionLost(ctx context.Context, err error) error {
 		return err // of the token, say
 	}
 	op, ok := errors.AsType[*net.OpError](err)
-	return &awayError{err: err, notSent: ok && op.Op == "dial"}
+	return &outageError{err: err, notSent: ok && op.Op == "dial"}
 }
 
 // callError is the part of the relay's error envelope that decides about a retry.
@@ -71,10 +71,10 @@ type callError struct {
 
 var hasOutcome = []byte(`"outcome":"`)
 
-// parseAway returns an awayError for an answer that says that the relay was stopping or, soon after
-// a restart, that a board is not back yet; nil for every other answer. It looks at few of them:
-// only errors have an outcome.
-func parseAway(answer []byte, restarted bool) *awayError {
+// parseOutage returns an outageError for an answer that says that the relay was stopping or, soon after
+// a restart, that a board has not connected yet; nil for every other answer. Most answers are not even
+// decoded: only errors have an outcome.
+func parseOutage(answer []byte, restarted bool) *outageError {
 	if !bytes.Contains(answer, hasOutcome) {
 		return nil
 	}
@@ -97,40 +97,39 @@ func parseAway(answer []byte, restarted bool) *awayError {
 	if a.Result.IsError {
 		e = a.Result.StructuredContent.Error
 	}
-	return e.away(answer, restarted)
+	return e.outage(answer, restarted)
 }
 
-// away is parseAway of an envelope.
-func (e *callError) away(answer []byte, restarted bool) *awayError {
+// outage is parseOutage for the envelope in an answer.
+func (e *callError) outage(answer []byte, restarted bool) *outageError {
 	notSent := e.Outcome == outcomeNotSent
 	if e.Reason != reasonStopping && !(restarted && notSent && e.Code == codeNodeOffline) {
 		return nil
 	}
-	return &awayError{answer: answer, notSent: notSent, readOnly: e.Retryable}
+	return &outageError{answer: answer, notSent: notSent, retryable: e.Retryable}
 }
 
-// wasAway reports whether the relay went away less than retryWindow ago.
-func (b *bridge) wasAway() bool {
+// hasRecentOutage reports whether an outage began less than retryWindow ago.
+func (b *bridge) hasRecentOutage() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !b.awayAt.IsZero() && time.Since(b.awayAt) < retryWindow
+	return !b.outageAt.IsZero() && time.Since(b.outageAt) < retryWindow
 }
 
-// noteAway records that the relay went away. Errors that are only its consequences do not prolong
-// the time for retries.
-func (b *bridge) noteAway() {
+// noteOutage records the begin of an outage. Later errors of the same one do not prolong the time for
+// retries, and a relay that has never answered has no outage: nobody waits for it.
+func (b *bridge) noteOutage() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.wasServed && (b.awayAt.IsZero() || time.Since(b.awayAt) >= retryWindow) {
-		b.awayAt = time.Now()
+	if b.hasAnswered && (b.outageAt.IsZero() || time.Since(b.outageAt) >= retryWindow) {
+		b.outageAt = time.Now()
 	}
 }
 
-// noteServed records that the relay has answered: one that never has is not there, and nobody
-// waits for it.
-func (b *bridge) noteServed() {
+// noteAnswer records that the relay has answered once.
+func (b *bridge) noteAnswer() {
 	b.mu.Lock()
-	b.wasServed = true
+	b.hasAnswered = true
 	b.mu.Unlock()
 }
 
@@ -140,17 +139,17 @@ type retries struct {
 	delay  time.Duration
 }
 
-// wait reports whether m may be sent again after err, and waits before that.
+// wait reports whether m may be sent again after err, and if so waits for the delay between two attempts.
 func (r *retries) wait(ctx context.Context, b *bridge, m *message, err error) bool {
-	away, ok := errors.AsType[*awayError](err)
+	outage, ok := errors.AsType[*outageError](err)
 	if !ok || !m.isRequest() || m.Method == "subscriptions/listen" {
 		return false
 	}
-	b.noteAway()
-	if !b.wasAway() || !away.notSent && (r.resent || !away.readOnly && !b.isReadOnly(m)) {
+	b.noteOutage()
+	if !b.hasRecentOutage() || !outage.notSent && (r.resent || !outage.retryable && !b.isReadOnly(m)) {
 		return false
 	}
-	r.resent = r.resent || !away.notSent
+	r.resent = r.resent || !outage.notSent
 	r.delay = min(max(2*r.delay, minRetryDelay), maxRetryDelay)
 	select {
 	case <-time.After(r.delay):
@@ -164,7 +163,7 @@ func (r *retries) wait(ctx context.Context, b *bridge, m *message, err error) bo
 var readMethods = map[string]bool{
 	"ping": true, "tools/list": true, "resources/list": true, "resources/templates/list": true, "resources/read": true,
 	"prompts/list": true, "prompts/get": true, "completion/complete": true, "server/discover": true,
-	"resources/subscribe": true, "resources/unsubscribe": true, "logging/setLevel": true, // twice is as once
+	"resources/subscribe": true, "resources/unsubscribe": true, "logging/setLevel": true, // a second one changes nothing
 }
 
 // isReadOnly reports whether a request may run twice: it reads, or calls a tool of which tools/list

@@ -87,7 +87,7 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestRetry: what happens to a call when the relay goes away under it.
+// TestRetry: what happens to a call when the relay restarts or the connection breaks.
 func TestRetry(t *testing.T) {
 	stopping := "503 " + envelopeOf("not_sent", "stopping", true)
 	tests := []struct {

@@ -55,9 +55,9 @@ type bridge struct {
 	pending  int                 // requests that end by themselves and have not ended
 	session  session
 
-	readOnly  map[string]bool // tools that only read, of every tools/list; see isReadOnly
-	wasServed bool            // the relay has answered a request
-	awayAt    time.Time       // when it last went away; zero: never
+	readOnly    map[string]bool // tools that only read, of every tools/list; see isReadOnly
+	hasAnswered bool            // the relay has answered a request
+	outageAt    time.Time       // when it last became unreachable or stopped; zero: never
 }
 
 // request is a client's request that waits for its answer.

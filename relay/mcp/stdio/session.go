@@ -84,7 +84,7 @@ func (b *bridge) openSession(ctx context.Context, m *message) (answer []byte, er
 
 // post sends a message and writes out each message of the response as it arrives. answered
 // reports whether the answer to m was among them. A session that was lost is renewed once, and a
-// request is sent again when the relay went away (retry.go).
+// request is sent again when the relay is restarting (retry.go).
 func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error) {
 	var again retries
 	for renewed := false; ; {
@@ -101,9 +101,9 @@ func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error
 			break
 		}
 	}
-	if away, ok := errors.AsType[*awayError](err); ok && away.answer != nil && ctx.Err() == nil {
+	if outage, ok := errors.AsType[*outageError](err); ok && outage.answer != nil && ctx.Err() == nil {
 		b.freeID(m.ID)
-		b.write(away.answer)
+		b.write(outage.answer)
 		return true, nil
 	}
 	if err == nil {
@@ -113,23 +113,23 @@ func (b *bridge) post(ctx context.Context, m *message) (answered bool, err error
 }
 
 // postOnce sends a message in a given session and writes out the messages of the response. An
-// awayError means that it wrote none, and that the relay went away; any other error after the
-// first message means that the rest is lost, and m is not sent again.
+// outageError means that it wrote none. Any other error after the first message means that the rest is
+// lost, and m is not sent again.
 func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answered bool, err error) {
 	resp, err := b.send(ctx, http.MethodPost, m, s)
 	if err != nil {
 		return false, connectionLost(ctx, err)
 	}
 	defer func() { _ = resp.Body.Close() }()
-	b.noteServed()
+	b.noteAnswer()
 	written := false
-	var away *awayError
+	var outage *outageError
 	err = readMessages(resp, func(msg []byte) {
 		var a message
 		if json.Unmarshal(msg, &a) == nil && a.Method == "" && bytes.Equal(a.ID, m.ID) {
 			if !written {
-				if away = parseAway(msg, b.wasAway()); away != nil {
-					away.answer = bytes.Clone(msg)
+				if outage = parseOutage(msg, b.hasRecentOutage()); outage != nil {
+					outage.answer = bytes.Clone(msg)
 					return
 				}
 			}
@@ -143,8 +143,8 @@ func (b *bridge) postOnce(ctx context.Context, m *message, s sessionRef) (answer
 		b.write(msg)
 	})
 	switch {
-	case away != nil:
-		return false, away
+	case outage != nil:
+		return false, outage
 	case written || !m.isRequest():
 		return answered, err
 	case err == nil:
@@ -253,8 +253,9 @@ func (b *bridge) resubscribe(ctx context.Context, s sessionRef, uris []string) e
 	return nil
 }
 
-// resubscribeUnknown tries the resources again that the server did not know, since a board that was
-// offline may have come back, and those that it may have forgotten. A failure is logged, and the next change of the list tries again.
+// resubscribeUnknown subscribes again to the resources that the server did not know, since a board that was
+// offline may have come back, and to those that it may have forgotten. A failure is logged; the next change
+// of the list tries again.
 func (b *bridge) resubscribeUnknown(ctx context.Context, s sessionRef) {
 	b.mu.Lock()
 	var uris []string
@@ -306,7 +307,7 @@ func (b *bridge) listen(ctx context.Context) {
 		s := b.currentSession()
 		err := b.readStream(ctx, s)
 		if ctx.Err() == nil && !errors.As(err, new(*rpcError)) {
-			b.noteAway()
+			b.noteOutage()
 		}
 		if errors.Is(err, errSessionLost) {
 			err = b.renewSession(ctx, s.id)
@@ -346,10 +347,9 @@ func (b *bridge) readStream(ctx context.Context, s sessionRef) error {
 	})
 }
 
-// closeSession runs at the end of Serve and before another initialize. Its request has a new
-// context with closeTimeout, since ctx may have ended. It cancels listen requests and the session's stream, and
-// ends the session at the server. Other requests in flight go on; Serve drains them before
-// it closes.
+// closeSession runs at the end of Serve and before another initialize. It cancels listen requests and the
+// session's stream, and ends the session at the server. Its request has a new context with closeTimeout,
+// since ctx may have ended. Other requests in flight go on; Serve drains them before it closes.
 func (b *bridge) closeSession(ctx context.Context) {
 	b.mu.Lock()
 	s := b.session

@@ -197,6 +197,7 @@ func (c *client) hello() {
 }
 
 func TestSessionEra(t *testing.T) {
+	t.Parallel() // it waits
 	s := newServer(t)
 	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
 	c.hello()
@@ -244,6 +245,7 @@ func TestServerRestarts(t *testing.T) {
 // TestServerKeepsSessions: a server that still knows the session after a restart has lost its
 // subscriptions, and the bridge makes them again.
 func TestServerKeepsSessions(t *testing.T) {
+	t.Parallel() // it waits
 	s := newServer(t)
 	s.stop()
 	s.keys = func() [][]byte { return [][]byte{[]byte("one key for both processes")} }
@@ -264,6 +266,7 @@ func TestServerKeepsSessions(t *testing.T) {
 // TestResubscribeWhenBoardReturns: after a restart the bridge is back before the boards are, and
 // watches what they bring again.
 func TestResubscribeWhenBoardReturns(t *testing.T) {
+	t.Parallel() // it waits
 	s := newServer(t)
 	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
 	c.hello()
@@ -311,36 +314,63 @@ func (p *other) Manifest() *kernel.Manifest {
 		InputSchema: json.RawMessage(`{"type":"object"}`), Scope: manifest.ScopeCallReadOnly}}}}
 }
 
-func TestErrors(t *testing.T) {
+// A line that is no message, or that the server would refuse, is answered with an error, and the bridge goes on.
+func TestBadMessages(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
-	c.send(`{"jsonrpc":"2.0",`)
-	c.until(`"id":null`, `-32700`)
-	c.send(`[]`)
-	c.until(`"id":null`, `-32700`, "batches are not supported")
-	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":"` + strings.Repeat("y", maxLine) + `"}}`)
-	c.until(`"id":null`, `-32600`, "1 MiB")
-	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
-	c.until(`"id":1`, `"error"`, "send initialize first")
+	for _, tt := range []struct {
+		name, line string
+		want       []string
+	}{
+		{"unfinished JSON", `{"jsonrpc":"2.0",`, []string{`"id":null`, `-32700`}},
+		{"a batch", `[]`, []string{`"id":null`, `-32700`, "batches are not supported"}},
+		{"too long", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"x":"` + strings.Repeat("y", maxLine) + `"}}`, []string{`"id":null`, `-32600`, "1 MiB"}},
+		{"before initialize", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, []string{`"id":1`, `"error"`, "send initialize first"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c.send(tt.line)
+			c.until(tt.want...)
+		})
+	}
+	c.hello()
+}
+
+// A second request under an id that is in use is refused; the first one is answered.
+func TestDuplicateID(t *testing.T) {
+	t.Parallel() // it waits
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp"})
 	c.hello()
 	c.send(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"toy.say","arguments":{"wait_ms":300}}}`)
 	c.send(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)
 	c.until(`"id":1`, `-32600`, "in progress")
 	c.until(`"id":1`, `"result"`)
+}
 
-	bad := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(context.Context, string) (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
-	bad.send(initialize)
-	bad.until(`"id":"i"`, `-31401`, "--token-file")
-	refreshed := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(_ context.Context, refused string) (string, error) {
+// A token that the server refuses is an error that says where the token came from.
+func TestRefusedToken(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(context.Context, string) (string, error) { return "bad", nil }, TokenHint: "read from --token-file"})
+	c.send(initialize)
+	c.until(`"id":"i"`, `-31401`, "--token-file")
+}
+
+// A request that was refused for its token is sent again with a newer one.
+func TestRefreshedToken(t *testing.T) {
+	s := newServer(t)
+	c := newClient(t, Options{URL: s.http.URL + "/mcp", Token: func(_ context.Context, refused string) (string, error) {
 		if refused == "bad" {
 			return "good", nil
 		}
 		return "bad", nil // each request begins with an expired token
 	}})
-	refreshed.hello()
-	lost := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
-	lost.send(initialize)
-	lost.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "no relay answers at", "refused")
+	c.hello()
+}
+
+func TestUnreachableServer(t *testing.T) {
+	c := newClient(t, Options{URL: "http://127.0.0.1:1/mcp"})
+	c.send(initialize)
+	c.until(`"id":"i"`, fmt.Sprint(codeUnreachable), "no relay answers at", "refused")
 }
 
 // TestIDFreeAfterAnswer: an id can be used again as soon as its answer has been read.
@@ -387,6 +417,7 @@ func TestEndOfInput(t *testing.T) {
 
 // TestClientStopsReading: a client that reads nothing does not keep the bridge from its end.
 func TestClientStopsReading(t *testing.T) {
+	t.Parallel() // it waits
 	s := newServer(t)
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()

@@ -71,9 +71,9 @@ func TestStreamHeadersAtOnce(t *testing.T) {
 	}
 }
 
-// TestStreamSignsOfLife: a stream without frames is silent for aliveInterval at most, and ends
+// TestStreamKeepAlive: a stream without frames is silent for keepAliveInterval at most, and ends
 // after maxStreamTime.
-func TestStreamSignsOfLife(t *testing.T) {
+func TestStreamKeepAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := New(Options{Kernel: kernel.New(kernel.Options{}), Authenticate: func(*http.Request) (*kernel.Caller, error) { return nil, nil }})
 		call := &muxCall{notifications: make(chan []byte, maxQueuedNotifications)}
@@ -105,8 +105,8 @@ func TestStreamSignsOfLife(t *testing.T) {
 			t.Errorf("result %s", body)
 		}
 		for i, d := range at {
-			if d != time.Duration(i)*aliveInterval {
-				t.Errorf("sign of life %d after %s", i, d)
+			if d != time.Duration(i)*keepAliveInterval {
+				t.Errorf("keep-alive message %d after %s", i, d)
 			}
 		}
 	})
