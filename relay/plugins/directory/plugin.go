@@ -150,25 +150,26 @@ func (p *Plugin) Call(_ context.Context, r *kernel.Request) (*kernel.Result, err
 // page selects entries and encodes the first of them after the cursor. A cursor is a position and no
 // entry, so entries that come and go between two pages shift nothing.
 func (q *query) page(all []Entry) (Page, error) {
-	page, size, limit, bytes := Page{Agents: []json.RawMessage{}}, 0, q.Limit, maxPageBytes
+	page := Page{Agents: []json.RawMessage{}}
+	limit, maxBytes := q.Limit, maxPageBytes
 	if limit == 0 {
-		limit, bytes = maxLimit, pageBytes
+		limit, maxBytes = maxLimit, pageBytes
 	}
-	last := ""
+	size, last := 0, "" // bytes of the entries on the page, and the cursor of the last one
 	for i := range all {
 		e := &all[i]
 		if !q.selects(e) {
 			continue
 		}
 		page.Total++
-		if page.Next != "" || cursorOf(e) <= q.Cursor {
+		if page.Next != "" || cursorOf(e) <= q.Cursor { // only counted: after this page, or before it
 			continue
 		}
 		data, err := json.Marshal(e)
 		if err != nil {
 			return Page{}, err
 		}
-		if size += len(data) + 1; len(page.Agents) > 0 && (len(page.Agents) == limit || size > bytes) {
+		if size += len(data) + 1; len(page.Agents) > 0 && (len(page.Agents) == limit || size > maxBytes) {
 			page.Next = last
 			continue
 		}
@@ -219,15 +220,15 @@ func (p *Plugin) known(tenant string) []kernel.Presence {
 	if p.opt.Seen == nil {
 		return present
 	}
-	has := make(map[string]bool, len(present))
+	isPresent := make(map[string]bool, len(present))
 	for i := range present {
 		if present[i].Kind == kernel.PresenceDevice {
-			has[present[i].ID] = true
+			isPresent[present[i].ID] = true
 		}
 	}
 	listed := len(present)
 	p.opt.Seen(tenant, func(nodeID string, lastSeenMS int64) {
-		if !has[nodeID] && len(present) < kernel.MaxPresences {
+		if !isPresent[nodeID] && len(present) < kernel.MaxPresences {
 			present = append(present, kernel.Presence{Tenant: tenant, ID: nodeID, Kind: kernel.PresenceDevice, Status: kernel.Offline, LastPingMS: lastSeenMS})
 		}
 	})

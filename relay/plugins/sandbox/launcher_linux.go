@@ -106,7 +106,7 @@ func dropCapabilities() error {
 }
 
 // checkUnreachable tries to open what must be out of reach. It finds what the comparison of
-// paths in openRule cannot, such as a bind mount.
+// paths in addRules cannot, such as a bind mount.
 func checkUnreachable(private []string) error {
 	for _, path := range private {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

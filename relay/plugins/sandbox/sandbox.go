@@ -6,7 +6,7 @@
 //	err := sandbox.Start(cmd) // the program runs, or err says why not
 //
 // A Go program cannot restrict a child only, because a child inherits the restrictions of the
-// thread that starts it. Therefore Command starts the own executable again. This package's
+// thread that starts it. Therefore Command starts this executable again. This package's
 // init recognizes that by the process's name, applies the restrictions to itself and executes
 // the program:
 //
