@@ -49,7 +49,7 @@ func fillBuffers(t *testing.T, w *Writer) int {
 	return 0
 }
 
-// A peer that takes nothing does not hold a write for ever that has no deadline.
+// A peer that takes nothing does not hold a write forever that has no deadline.
 func TestUserTimeout(t *testing.T) {
 	t.Parallel()
 	tcp, err := net.Listen("tcp", "127.0.0.1:0")

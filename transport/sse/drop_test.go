@@ -71,94 +71,120 @@ func openDrop(t *testing.T, streams *Streams, o Options) (*Writer, net.Conn) {
 	return <-opened, conn
 }
 
-// TestDrop: Send never waits; what does not fit is written once there is space; the bytes
-// arrive whole and in order; what exceeds the queue is dropped and counted.
-func TestDrop(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	e, ended := NewEngine(), make(chan error)
-	shard := e.AddShard(nil)
-	go func() { ended <- e.Run(ctx) }()
+// dropEngine is an Engine with one shard, and what its Run returns.
+type dropEngine struct {
+	*Shard
+	stop  context.CancelFunc
+	ended chan error
+}
 
-	var streams Streams
-	budget := NewBudget(0, NewBudget(1<<20, nil))
-	w, conn := openDrop(t, &streams, Options{MaxQueued: 100 << 10, Budget: budget})
-	var sent bytes.Buffer
-	dropped := 0
-	for i := 0; dropped < 5; i++ {
-		b := fmt.Appendf(nil, "data: %d %s\n\n", i, strings.Repeat("x", 32<<10))
+// startDropEngine runs an engine until stop.
+func startDropEngine() *dropEngine {
+	ctx, cancel := context.WithCancel(context.Background())
+	e := NewEngine()
+	d := &dropEngine{e.AddShard(nil), cancel, make(chan error, 1)}
+	go func() { d.ended <- e.Run(ctx) }()
+	return d
+}
+
+// fill sends events of 32 KiB to a client that reads nothing, until so many were dropped. It returns
+// the bytes of the others.
+func fill(t *testing.T, w *Writer, wantDropped int) (taken []byte) {
+	t.Helper()
+	const enough = 64 << 20 // no socket buffers this much
+	for i, dropped := 0, 0; dropped < wantDropped; i++ {
+		event := fmt.Appendf(nil, "data: %d %s\n\n", i, strings.Repeat("x", 32<<10))
 		begin := time.Now()
-		taken, err := w.Send(b, 1)
-		if err != nil {
-			t.Fatal(err)
+		ok, err := w.Send(event, 1)
+		if took := time.Since(begin); err != nil || took > time.Second {
+			t.Fatalf("event %d: %v after %s, want no error and no wait", i, err, took)
 		}
-		if took := time.Since(begin); took > time.Second {
-			t.Errorf("a send took %s", took)
-		}
-		if taken {
-			sent.Write(b)
-		} else {
+		if !ok {
 			dropped++
-		}
-		if sent.Len() > 64<<20 {
+		} else if taken = append(taken, event...); len(taken) > enough {
 			t.Fatal("the kernel takes everything")
 		}
 	}
-	if taken, err := w.Send([]byte(": heartbeat\n\n"), 0); taken || err != nil {
-		t.Errorf("a heartbeat behind queued events: %v %v", taken, err)
+	return taken
+}
+
+// TestDrop: events for a client that does not read wait in the queue, up to its bound, and further
+// ones are dropped. Once the client reads, what was taken arrives whole and in order, and the number
+// of dropped events is reported.
+func TestDrop(t *testing.T) {
+	const maxQueued, dropped = 100 << 10, 5
+	var streams Streams
+	budget := NewBudget(0, NewBudget(1<<20, nil))
+	w, conn := openDrop(t, &streams, Options{MaxQueued: maxQueued, Budget: budget})
+	taken := fill(t, w, dropped)
+	if n := budget.Used(); n < maxQueued-33<<10 || n > maxQueued+33<<10 { // one event more or less
+		t.Errorf("%d bytes wait, want about %d", n, maxQueued)
+	}
+	if ok, err := w.Send([]byte(": heartbeat\n\n"), 0); ok || err != nil {
+		t.Errorf("a heartbeat behind queued events: taken %v, %v; want it dropped", ok, err)
 	}
 	if n, err := w.Flush(); n != 0 || err != nil || !w.Blocked() {
-		t.Errorf("flush to a full connection: %d dropped, %v, blocked %v", n, err, w.Blocked())
+		t.Errorf("flush to a full connection: reports %d dropped, %v, blocked %v; want it blocked", n, err, w.Blocked())
 	}
-	if n := budget.Used(); n < 100<<10-33<<10 || n > 100<<10+33<<10 {
-		t.Errorf("%d bytes wait", n)
-	}
+
 	received := make(chan []byte)
 	go func() {
 		b, _ := io.ReadAll(conn)
 		received <- b
 	}()
-	h, _ := addDrop(shard, w)
-	if n := <-h.dropped; n != 5 {
-		t.Errorf("%d events reported as dropped, want 5", n)
+	e := startDropEngine()
+	h, _ := addDrop(e.Shard, w)
+	if n := <-h.dropped; n != dropped {
+		t.Errorf("%d events reported as dropped, want %d", n, dropped)
 	}
 	_ = conn.(*net.TCPConn).CloseWrite()
 	if err := <-h.end; !errors.Is(err, ErrPeerClosed) {
-		t.Errorf("the client closed: %v", err)
+		t.Errorf("the stream ended with %v, want ErrPeerClosed", err)
 	}
 	head, body, _ := bytes.Cut(<-received, []byte("\r\n\r\n"))
-	if !bytes.Equal(body, sent.Bytes()) {
-		t.Errorf("%d bytes arrived, %d were sent", len(body), sent.Len())
-	}
 	if !bytes.HasPrefix(head, []byte("HTTP/1.1 200 OK\r\n")) || !bytes.Contains(head, []byte("X-Extra: kept")) {
-		t.Errorf("head %s", head)
+		t.Errorf("the head is %s, want 200 with the handler's X-Extra", head)
 	}
-	if st := streams.Stats(); st.Bytes != uint64(sent.Len()) || st.Dropped != 5 || st.Open != 0 || st.Closes[0] != 1 {
-		t.Errorf("stats %+v", st)
+	if !bytes.Equal(body, taken) {
+		t.Errorf("%d bytes arrived, want the %d that were taken", len(body), len(taken))
 	}
-
-	w, conn = openDrop(t, &streams, Options{Budget: budget})
-	_ = conn.Close()
-	if !eventually(testTimeout, func() bool { _, err := w.Send([]byte("data: x\n\n"), 1); return errors.Is(err, ErrPeerClosed) }) {
-		t.Error("send to a closed connection succeeds")
-	}
-	w.Close(0)
-	if _, err := w.Send([]byte("data: x\n\n"), 1); !errors.Is(err, ErrClosed) {
-		t.Errorf("send to a closed writer: %v", err)
-	}
-	w, _ = openDrop(t, &streams, Options{Budget: budget})
-	h, _ = addDrop(shard, w)
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("Run returned %v", err)
-	}
-	if err := <-h.end; !errors.Is(err, ErrDraining) {
-		t.Errorf("a stream that was open at the end: %v", err)
-	}
-	if _, err := addDrop(shard, w); !errors.Is(err, ErrDraining) {
-		t.Errorf("Add after the end: %v", err)
+	if st := streams.Stats(); st.Bytes != uint64(len(taken)) || st.Dropped != dropped || st.Open != 0 || st.Closes[0] != 1 {
+		t.Errorf("stats %+v, want %d bytes, %d dropped and one close", st, len(taken), dropped)
 	}
 	if n := budget.Used(); n != 0 {
 		t.Errorf("%d bytes stay reserved", n)
+	}
+	e.stop()
+	<-e.ended
+}
+
+// TestDropEndOfConnection: Send fails once the client has gone, and once the writer is closed.
+func TestDropEndOfConnection(t *testing.T) {
+	w, conn := openDrop(t, new(Streams), Options{})
+	_ = conn.Close()
+	if !eventually(testTimeout, func() bool { return errors.Is(send(w, metricFrame(1)), ErrPeerClosed) }) {
+		t.Error("a send to a client that has gone succeeds, want ErrPeerClosed")
+	}
+	w.Close(0)
+	if err := send(w, metricFrame(1)); !errors.Is(err, ErrClosed) {
+		t.Errorf("a send after Close: %v, want ErrClosed", err)
+	}
+}
+
+// TestDropEngineEnds: the end of an engine ends its streams, and it accepts no other ones.
+func TestDropEngineEnds(t *testing.T) {
+	e := startDropEngine()
+	w, _ := openDrop(t, new(Streams), Options{})
+	h, _ := addDrop(e.Shard, w)
+	e.stop()
+	if err := <-e.ended; err != nil {
+		t.Errorf("Run returned %v, want nil", err)
+	}
+	if err := <-h.end; !errors.Is(err, ErrDraining) {
+		t.Errorf("the open stream ended with %v, want ErrDraining", err)
+	}
+	if _, err := addDrop(e.Shard, w); !errors.Is(err, ErrDraining) {
+		t.Errorf("a stream that was added after the end: %v, want ErrDraining", err)
 	}
 }
 

@@ -85,13 +85,13 @@ func (e *Engine) dispatch(key uint64, events netpoll.Events) {
 	}
 	var what uint32
 	if events&netpoll.Readable != 0 {
-		what |= isReadable
+		what |= eventReadable
 	}
 	if events&netpoll.Writable != 0 {
-		what |= isWoken
+		what |= eventWoken
 	}
 	if events&netpoll.PeerClosed != 0 {
-		what |= isClosed
+		what |= eventClosed
 	}
 	st.shard.notify(st, what)
 }
@@ -102,7 +102,7 @@ func (e *Engine) watch(st *Stream) error {
 	if e.ep == nil || raw.sock == nil {
 		e.wg.Go(func() {
 			discard(st.conn)
-			st.shard.notify(st, isClosed)
+			st.shard.notify(st, eventClosed)
 		})
 		return nil
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,69 +54,93 @@ func (s *slowResponseWriter) Write(b []byte) (int, error) {
 	}
 }
 
+// fixedSize returns the i-th write, of size bytes.
+func fixedSize(i, size int) []byte { return fmt.Appendf(nil, "%0*d", size, i) }
+
+// TestQueuedWriter: Write does not wait for the reader, and everything arrives, with a prompt reader and
+// with a slow one.
 func TestQueuedWriter(t *testing.T) {
-	tests := []struct {
+	for _, tt := range []struct {
 		name   string
-		pace   time.Duration
+		pace   time.Duration // of the reader, for one write
+		every  time.Duration // between two writes
 		writes int
-		size   int
-		cut    bool
-		within time.Duration // until the cut
 	}{
-		{"prompt reader", time.Millisecond, 500, 100, false, 0},
-		{"slow reader", 10 * time.Second, 5, 100, false, 0},
-		{"stalled reader, few bytes", 0, 3, 100, true, 15 * time.Second},
-		{"stalled reader, many events", 0, 1024 + 2, 10, true, 0},
-		{"stalled reader, many bytes", 0, 10, (256 << 10) / 8, true, 0},
-	}
-	for _, tt := range tests {
+		{"prompt reader", time.Millisecond, 20 * time.Millisecond, 500},
+		{"slow reader", 10 * time.Second, 0, 5},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := &slowResponseWriter{header: http.Header{}, pace: tt.pace}
-				ctx, cancel := context.WithCancel(t.Context())
-				var cuts atomic.Int64
-				q := NewQueuedWriter(w, queueOptions(func() { cuts.Add(1); cancel() }))
-				start := time.Now()
+				q := NewQueuedWriter(w, queueOptions(func() { t.Error("the stream was cut") }))
 				for i := range tt.writes {
-					_, err := q.Write([]byte(fmt.Sprintf("%0*d", tt.size, i)))
-					if err != nil && !tt.cut {
-						t.Fatal(err)
+					start := time.Now()
+					if _, err := q.Write(fixedSize(i, 100)); err != nil || time.Since(start) > 0 {
+						t.Fatalf("write %d: %v after %v, want no error and no wait", i, err, time.Since(start))
 					}
-					if time.Since(start) > 0 {
-						t.Fatal("Write waited for the reader")
-					}
-					if tt.pace == time.Millisecond {
-						synctest.Wait()
-						time.Sleep(20 * time.Millisecond)
-						start = time.Now()
-					}
+					time.Sleep(tt.every)
 				}
-				if tt.cut {
-					<-ctx.Done()
-					if got := time.Since(start); got > tt.within+time.Second {
-						t.Errorf("cut after %v, want %v", got, tt.within)
-					}
-				} else {
-					time.Sleep(time.Duration(tt.writes) * tt.pace * 2)
-					synctest.Wait()
-				}
+				time.Sleep(time.Duration(tt.writes) * tt.pace * 2)
 				q.Close()
-				if n := cuts.Load(); (n == 1) != tt.cut {
-					t.Errorf("%d cuts, want cut %v", n, tt.cut)
+				if len(w.got) != tt.writes {
+					t.Errorf("%d writes arrived, want %d", len(w.got), tt.writes)
 				}
-				if !tt.cut && len(w.got) != tt.writes {
-					t.Errorf("%d of %d writes arrived", len(w.got), tt.writes)
-				}
-				if _, err := q.Write([]byte("x")); err == nil {
-					t.Error("wrote to a closed stream")
-				}
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				if !w.deadline.IsZero() {
-					t.Error("the connection keeps a deadline")
-				}
+				wantClosed(t, q, w)
 			})
 		})
+	}
+}
+
+// TestQueuedWriterCut: a stream is cut once, when its queue exceeds a bound or when a write takes longer
+// than WriteTimeout.
+func TestQueuedWriterCut(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		writes int
+		size   int
+		within time.Duration // until the cut
+	}{
+		{"few bytes: a write takes too long", 3, 100, 15 * time.Second},
+		{"more than MaxWrites", 1024 + 2, 10, 0},
+		{"more than MaxBytes", 10, (256 << 10) / 8, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &slowResponseWriter{header: http.Header{}} // takes nothing
+				cut := make(chan struct{}, tt.writes)
+				q := NewQueuedWriter(w, queueOptions(func() { cut <- struct{}{} }))
+				start := time.Now()
+				for i := range tt.writes {
+					_, _ = q.Write(fixedSize(i, tt.size))
+				}
+				if time.Since(start) > 0 {
+					t.Errorf("the writes took %v, want no wait", time.Since(start))
+				}
+				<-cut
+				if got := time.Since(start); got > tt.within+time.Second {
+					t.Errorf("cut after %v, want %v", got, tt.within)
+				}
+				q.Close()
+				if len(cut) != 0 {
+					t.Errorf("OnCut was called %d more times, want once", len(cut))
+				}
+				wantClosed(t, q, w)
+			})
+		})
+	}
+}
+
+// wantClosed checks that a closed stream takes nothing more, and that its connection may serve another
+// request.
+func wantClosed(t *testing.T, q *QueuedWriter, w *slowResponseWriter) {
+	t.Helper()
+	if _, err := q.Write([]byte("x")); err == nil {
+		t.Error("a write after Close succeeded")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.deadline.IsZero() {
+		t.Error("the connection keeps a write deadline")
 	}
 }
 

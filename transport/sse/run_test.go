@@ -97,7 +97,7 @@ func TestDisconnect(t *testing.T) {
 	})
 }
 
-// A client that goes on sending is not served for ever.
+// A client that goes on sending is not served forever.
 func TestTalkativeClient(t *testing.T) {
 	var topic fanout.Topic[[]byte]
 	s, ends := runTopic(t, false, Options{}, &topic)

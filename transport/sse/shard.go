@@ -63,12 +63,12 @@ type Feed interface {
 	Deliver()
 }
 
-// What Stream.events holds.
+// Bits of Stream.events.
 const (
-	isAdded uint32 = 1 << iota
-	isWoken
-	isReadable
-	isClosed
+	eventAdded    uint32 = 1 << iota // Shard.Add
+	eventWoken                       // Stream.Wake, or the connection is writable again
+	eventReadable                    // the client has sent something
+	eventClosed                      // the client has closed, or the connection broke
 )
 
 // Shard is one goroutine that serves its part of an Engine's streams. Other goroutines put
@@ -96,7 +96,7 @@ type Shard struct {
 // stream is still the caller's then.
 func (s *Shard) Add(st *Stream) error {
 	st.shard = s
-	if !s.notify(st, isAdded) {
+	if !s.notify(st, eventAdded) {
 		return ErrDraining
 	}
 	return nil
@@ -111,7 +111,7 @@ func (s *Shard) Signal() {
 }
 
 // Wake makes the shard call OnReady. It may be called from any goroutine, after Add.
-func (st *Stream) Wake() { st.shard.notify(st, isWoken) }
+func (st *Stream) Wake() { st.shard.notify(st, eventWoken) }
 
 // notify passes what has happened to a stream on to the shard's goroutine.
 func (s *Shard) notify(st *Stream, what uint32) bool {
@@ -201,13 +201,13 @@ func (s *Shard) nextTimer() time.Time {
 
 // handle does what the events of one stream ask for. It reports whether the client has closed.
 func (s *Shard) handle(st *Stream, what uint32) (closed bool) {
-	if what&isAdded != 0 {
+	if what&eventAdded != 0 {
 		s.add(st)
 	}
 	if !st.isOpen {
 		return false
 	}
-	closed = what&isClosed != 0 || what&(isAdded|isReadable) != 0 && st.pollKey != 0 && s.discardInput(st)
+	closed = what&eventClosed != 0 || what&(eventAdded|eventReadable) != 0 && st.pollKey != 0 && s.discardInput(st)
 	dropped, err := st.Flush()
 	if err == nil {
 		err = st.Handler.OnReady(dropped)
