@@ -11,43 +11,22 @@
 //	trace, given := edge.TraceID(r)
 //	edge.WriteError(w, edge.Status(e.Code), e, trace)
 //
-// IsLoopback and Limiter serve other packages as well. The package links nothing but
+// Three things come before these checks:
+//
+//	NewServer  bounds headers and idle time, refuses requests of ambiguous length (framing.go),
+//	           and serves plain POST requests faster than net/http does (direct.go)
+//	Conns      bounds the connections of strangers by address and in all (conns.go), and lets the
+//	           kernel drop the attempts of those that keep on (block.go)
+//	Refusals   delays the answers to clients that are refused again and again (refusal.go)
+//
+// IsLoopback, Limiter and Pool serve other packages as well. The package links nothing but
 // net/http and small libraries: the daemon's board build contains it.
 package edge
 
 import (
-	"log"
-	"net/http"
 	"net/netip"
 	"strings"
-	"time"
 )
-
-// Bounds of every listener.
-const (
-	BodyTimeout    = 10 * time.Second // to read a request body
-	headerTimeout  = 10 * time.Second // to read the request line and headers
-	idleTimeout    = 2 * time.Minute  // of a kept-alive connection between requests
-	maxHeaderBytes = 16 << 10
-)
-
-// NewServer returns a server with these bounds. It has no write timeout, which would cut
-// event streams, and speaks HTTP/1.1 only: each stream needs its own connection, whose
-// unacknowledged bytes reveal a stalled reader.
-func NewServer(h http.Handler, errorLog *log.Logger) *Server {
-	s := &http.Server{
-		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          errorLog,
-		Protocols:         new(http.Protocols),
-		ConnContext:       connContext,
-	}
-	s.Protocols.SetHTTP1(true)
-	srv := &Server{Server: s, direct: directConns{conns: make(map[uint64]*directConn), draining: make(chan struct{})}}
-	s.Handler = srv.delayRefusals(h)
-	return srv
-}
 
 // IsLoopback reports whether a host name without a port is localhost, in upper or lower case,
 // or a loopback address; IPv4 addresses mapped into IPv6 are included.

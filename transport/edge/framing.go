@@ -2,44 +2,11 @@ package edge
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"errors"
 	"io"
 	"net"
-	"net/http"
-	"sync"
 )
-
-// Server is an http.Server whose listeners refuse requests of ambiguous length, and which serves
-// plain requests itself if Direct takes them.
-type Server struct {
-	*http.Server
-	// Direct reports whether a request may be served without net/http, see directConn. Its handler
-	// finds neither Request.TLS nor http.LocalAddrContextKey. Direct is set before Serve; nil: none may.
-	Direct func(path string) bool
-
-	direct directConns
-}
-
-// Serve is http.Server.Serve.
-func (s *Server) Serve(ln net.Listener) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	if s.Direct != nil && s.direct.open() {
-		wg.Go(func() { s.direct.run(ctx) })
-	}
-	err := s.Server.Serve(framingListener{ln, s})
-	cancel()
-	wg.Wait()
-	return err
-}
-
-// Shutdown is http.Server.Shutdown.
-func (s *Server) Shutdown(ctx context.Context) error {
-	s.direct.drain(ctx)
-	return s.Server.Shutdown(ctx)
-}
 
 // A request with both Content-Length and Transfer-Encoding has two lengths. A proxy that believes
 // the one and a server that believes the other disagree where the next request begins, so that a

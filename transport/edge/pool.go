@@ -25,18 +25,19 @@ type Pool struct {
 	refused atomic.Uint64
 
 	mu     sync.Mutex          // protects the fields below
-	shares map[Identity]*share // of identities, and of tenants: those without a Subject
+	shares map[Identity]*share // of identities, and of tenants, whose key has no Subject
 }
 
-// share is the part of a pool that one holder may have.
+// share is the part of a pool that one holder may have. Pool.mu protects its counts; a share with
+// neither units nor waiters is idle, and may be removed.
 type share struct {
 	*semaphore.Weighted
-	units   int64 // that its holder has; protected by Pool.mu, as the next
+	units   int64 // that its holder has
 	waiters int   // calls of Acquire in progress
 }
 
-// maxIdleShares is how many shares without a user are kept for the next one.
-const maxIdleShares = 1024
+// maxShares is the number of shares from which idle ones are removed before another one is added.
+const maxShares = 1024
 
 // NewPool makes a pool of limit units.
 func NewPool(limit int64) *Pool {
@@ -74,8 +75,8 @@ func (p *Pool) acquire(id Identity, n int64, take func(*semaphore.Weighted) bool
 	}
 	p.mu.Lock()
 	own := p.shareLocked(id, p.shareOf(1, 2))
+	own.waiters++ // before the next shareLocked, which may remove idle shares
 	tenant := p.shareLocked(Identity{Tenant: id.Tenant}, p.shareOf(3, 4))
-	own.waiters++
 	tenant.waiters++
 	p.mu.Unlock()
 	all := [...]*semaphore.Weighted{own.Weighted, tenant.Weighted, p.total}
@@ -106,11 +107,11 @@ func (p *Pool) acquire(id Identity, n int64, take func(*semaphore.Weighted) bool
 // shareOf returns a fraction of the pool, at least one unit.
 func (p *Pool) shareOf(n, d int64) int64 { return max(1, p.limit*n/d) }
 
-// shareLocked returns the share of a holder. p.mu is held.
+// shareLocked returns the share of a holder, which it makes if there is none. p.mu is held.
 func (p *Pool) shareLocked(holder Identity, limit int64) *share {
 	s := p.shares[holder]
 	if s == nil {
-		if len(p.shares) >= maxIdleShares {
+		if len(p.shares) >= maxShares {
 			for h, s := range p.shares {
 				if s.units == 0 && s.waiters == 0 {
 					delete(p.shares, h)

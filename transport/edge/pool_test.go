@@ -70,7 +70,7 @@ func TestPoolWaits(t *testing.T) {
 func TestPoolForgets(t *testing.T) {
 	p := NewPool(1 << 40)
 	held := map[Identity]int64{}
-	for i := range 10 * maxIdleShares {
+	for i := range 10 * maxShares {
 		id := Identity{"t", string(rune(i))}
 		n := rand.Int64N(100) + 1
 		if !p.TryAcquire(id, n) {
@@ -82,7 +82,7 @@ func TestPoolForgets(t *testing.T) {
 			delete(held, id)
 		}
 	}
-	if n := len(p.shares); n > len(held)+maxIdleShares+2 {
+	if n := len(p.shares); n > len(held)+maxShares+2 {
 		t.Errorf("%d shares for %d holders", n, len(held))
 	}
 	for id, n := range held {
@@ -91,4 +91,21 @@ func TestPoolForgets(t *testing.T) {
 	if st := p.Stats(); st.InUse != 0 {
 		t.Errorf("stats %+v", st)
 	}
+}
+
+// TestPoolFull: the first identity of another tenant gets a share that lasts while at least
+// maxShares others are in use.
+func TestPoolFull(t *testing.T) {
+	p := NewPool(1 << 40)
+	for i := range maxShares {
+		p.TryAcquire(Identity{"t", string(rune(i))}, 1)
+	}
+	first := Identity{"another tenant", "a"}
+	if !p.TryAcquire(first, 1) {
+		t.Fatal("refused, although nearly all of the pool is free")
+	}
+	if p.shares[first] == nil {
+		t.Fatal("the share of an identity with units was removed")
+	}
+	p.Release(first, 1)
 }

@@ -73,7 +73,7 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%d refusals in a minute, want at most %d; the longest wait was %s", total, bound, most)
 		}
 		if f.Stats().InUse != 0 {
-			t.Errorf("%d wait for ever", f.Stats().InUse)
+			t.Errorf("%d wait forever", f.Stats().InUse)
 		}
 		time.Sleep(maxRefusalDelay + time.Second)
 		if d := refuseN(t, f, ann, refusalRate); d != 0 {
