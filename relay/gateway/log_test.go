@@ -278,83 +278,84 @@ type panics struct{}
 
 func (panics) MarshalJSON() ([]byte, error) { panic("no") }
 
-// TestResumeModel: clients come, go and resume while events are posted; each sees every
-// event of its topics once and in order, from its ring, its log, or both.
+// TestResumeModel: clients that disconnect at random and resume after their last event get each event
+// of their topics exactly once, in order, from the ring or, where that is small, from the log.
 func TestResumeModel(t *testing.T) {
-	for _, name := range []string{"ring", "log"} {
-		t.Run(name, func(t *testing.T) {
-			seed := uint64(time.Now().UnixNano())
-			t.Logf("seed %d", seed)
-			o := Options{Ring: 400}
-			if name == "log" {
-				log, _ := openLog(t, t.TempDir())
-				o = Options{Log: log, Ring: 5}
-			}
-			g := start(t, o)
-			const events, posters = 300, 3
-			var mu sync.Mutex // protects posted
-			posted := map[uint64]string{}
-			var posting, reading sync.WaitGroup
-			begin := g.Stats().LastID
-			for p := range posters {
-				posting.Go(func() {
-					for i := range events / posters {
-						topic := []string{"a", "b", "log/x"}[(i+p)%3]
-						id := g.post(topic, fmt.Sprintf(`"%d-%d"`, p, i))
-						mu.Lock()
-						posted[id] = topic
-						mu.Unlock()
-					}
-				})
-			}
-			type result struct {
-				topics string
-				ids    []uint64
-			}
-			results := make([]result, 8)
-			for c := range results {
-				rng := rand.New(rand.NewPCG(seed, uint64(c)))
-				results[c].topics = []string{"", "a,end", "b,log/*,end", "log/*,end"}[c%4]
-				reading.Go(func() {
-					last := begin
-					for { // one life of the client after the other
-						s := g.open("?topics="+results[c].topics, "Last-Event-ID", fmt.Sprint(last))
-						for range 1 + rng.IntN(60) {
-							ev := s.next()
-							if ev.Type == "end" {
-								return
-							}
-							id, err := strconv.ParseUint(ev.LastEventID, 10, 64)
-							if err != nil || ev.Type == "gateway/reset" {
-								t.Errorf("client %d: %s %s %s", c, ev.Type, ev.LastEventID, ev.Data)
-								return
-							}
-							results[c].ids, last = append(results[c].ids, id), id
-						}
-						_ = s.conn.Close()
-					}
-				})
-			}
-			posting.Wait()
-			g.post("end", "0")
-			reading.Wait()
-			for c, r := range results {
-				want := 0
-				for _, name := range posted {
-					if p, _ := topic.Parse(r.topics); p.Match(name) {
-						want++
-					}
-				}
-				for i, id := range r.ids {
-					if posted[id] == "" || (i > 0 && id <= r.ids[i-1]) {
-						t.Fatalf("client %d: event %d is %d, a repeat or nobody's", c, i, id)
-					}
-				}
-				if len(r.ids) != want {
-					t.Errorf("client %d of %q saw %d events, want %d", c, r.topics, len(r.ids), want)
-				}
+	t.Run("ring", func(t *testing.T) { testResume(t, Options{Ring: 400}) })
+	t.Run("log", func(t *testing.T) {
+		log, _ := openLog(t, t.TempDir())
+		testResume(t, Options{Log: log, Ring: 5})
+	})
+}
+
+// testResume posts events from several clients while others subscribe, disconnect and resume. The
+// event "end" comes last.
+func testResume(t *testing.T, o Options) {
+	const events, posters, subscribers = 300, 3, 8
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	g := start(t, o)
+	begin := g.Stats().LastID
+	var mu sync.Mutex             // protects posted
+	posted := map[uint64]string{} // topics by event id
+	var posting, reading sync.WaitGroup
+	for p := range posters {
+		posting.Go(func() {
+			for i := range events / posters {
+				topic := []string{"a", "b", "log/x"}[(i+p)%3]
+				id := g.post(topic, fmt.Sprintf(`"%d-%d"`, p, i))
+				mu.Lock()
+				posted[id] = topic
+				mu.Unlock()
 			}
 		})
+	}
+	topics := []string{"", "a,end", "b,log/*,end", "log/*,end"}
+	var received [subscribers][]uint64
+	for c := range received {
+		rng := rand.New(rand.NewPCG(seed, uint64(c)))
+		reading.Go(func() { received[c] = g.readUntilEnd(topics[c%len(topics)], begin, rng) })
+	}
+	posting.Wait()
+	g.post("end", "0")
+	reading.Wait()
+	for c, ids := range received {
+		wantTopics, want := topics[c%len(topics)], 0
+		patterns, _ := topic.Parse(wantTopics)
+		for _, name := range posted {
+			if patterns.Match(name) {
+				want++
+			}
+		}
+		for i, id := range ids {
+			if posted[id] == "" || (i > 0 && id <= ids[i-1]) {
+				t.Fatalf("client %d: event %d has id %d, which was not posted, or is not above the one before", c, i, id)
+			}
+		}
+		if len(ids) != want {
+			t.Errorf("client %d of %q got %d events, want %d", c, wantTopics, len(ids), want)
+		}
+	}
+}
+
+// readUntilEnd subscribes after an event, disconnects after a random number of events, and resumes,
+// until the event "end". It returns the ids of the events before that.
+func (g *testGateway) readUntilEnd(topics string, after uint64, rng *rand.Rand) (ids []uint64) {
+	for {
+		s := g.open("?topics="+topics, "Last-Event-ID", fmt.Sprint(after))
+		for range 1 + rng.IntN(60) {
+			ev := s.next()
+			if ev.Type == "end" {
+				return ids
+			}
+			id, err := strconv.ParseUint(ev.LastEventID, 10, 64)
+			if err != nil || ev.Type == "gateway/reset" {
+				g.t.Errorf("after event %d of %q: %s %s %s", after, topics, ev.Type, ev.LastEventID, ev.Data)
+				return ids
+			}
+			ids, after = append(ids, id), id
+		}
+		_ = s.conn.Close()
 	}
 }
 

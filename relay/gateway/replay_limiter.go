@@ -53,30 +53,30 @@ func (s *slots) release() { <-s.acquired }
 
 // replaySlot is the permission to replay: a slot of the identity and one of the gateway.
 type replaySlot struct {
-	own, all   *slots
-	acquiredAt time.Time
+	identity, gateway *slots
+	acquiredAt        time.Time
 }
 
 // acquireReplay waits for both slots. It acquires the identity's slot first, so that a
 // subscriber that waits for its own identity does not hold a slot that others could use.
-func acquireReplay(ctx context.Context, own, all *slots, interval time.Duration, onWait func() error) (*replaySlot, error) {
-	if err := own.acquire(ctx, interval, onWait); err != nil {
+func acquireReplay(ctx context.Context, identity, gateway *slots, interval time.Duration, onWait func() error) (*replaySlot, error) {
+	if err := identity.acquire(ctx, interval, onWait); err != nil {
 		return nil, err
 	}
-	if err := all.acquire(ctx, interval, onWait); err != nil {
-		own.release()
+	if err := gateway.acquire(ctx, interval, onWait); err != nil {
+		identity.release()
 		return nil, err
 	}
-	return &replaySlot{own: own, all: all, acquiredAt: time.Now()}, nil
+	return &replaySlot{identity: identity, gateway: gateway, acquiredAt: time.Now()}, nil
 }
 
 // expired reports whether the replay has used its time slice while others wait.
 func (r *replaySlot) expired() bool {
-	othersWait := r.own.waiting.Load() > 0 || r.all.waiting.Load() > 0
+	othersWait := r.identity.waiting.Load() > 0 || r.gateway.waiting.Load() > 0
 	return othersWait && time.Since(r.acquiredAt) > replayTimeSlice
 }
 
 func (r *replaySlot) release() {
-	r.all.release()
-	r.own.release()
+	r.gateway.release()
+	r.identity.release()
 }

@@ -186,8 +186,8 @@ func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint6
 	}
 	defer slot.release()
 	var buf []byte
-	n, last := 0, position
-	flush := func() error {
+	n, last := 0, position  // events in buf, and the position after them
+	flush := func() error { // writes buf, and moves position to last
 		if !g.opts.Log.CanResume(position, c.filter.visible()) { // checked after reading: what was read has no gap
 			return errRetention
 		}
@@ -225,7 +225,7 @@ func (g *Gateway) replay(ctx context.Context, c *subscriber, position, end uint6
 		return nil
 	})
 	if err == nil {
-		last = end // flush moves position there
+		last = end // there is nothing above the last event
 		err = flush()
 	}
 	return position, err

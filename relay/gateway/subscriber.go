@@ -66,15 +66,15 @@ func resetEvent(requested string, oldest, dropped uint64) []byte {
 	if dropped > 0 {
 		data = fmt.Appendf(data, `,"dropped":%d`, dropped)
 	}
-	return ownEvent("gateway/reset", append(data, '}'))
+	return gatewayEvent("gateway/reset", append(data, '}'))
 }
 
 func heartbeat(now time.Time) []byte {
-	return ownEvent("heartbeat", fmt.Appendf(nil, `{"ts":%d}`, now.UnixMilli()))
+	return gatewayEvent("heartbeat", fmt.Appendf(nil, `{"ts":%d}`, now.UnixMilli()))
 }
 
-// ownEvent encodes an event of the gateway itself, which has no id.
-func ownEvent(eventType string, data []byte) []byte {
+// gatewayEvent encodes an event of the gateway itself, which has no id.
+func gatewayEvent(eventType string, data []byte) []byte {
 	b, _ := sse.AppendEvent(nil, eventType, data) // neither has a line break
 	return b
 }
