@@ -55,13 +55,13 @@ var ErrPacked = errors.New("stages: not a packed payload of the declared size")
 // the envelope is larger than the payload; the stage compares the sizes.
 func Pack(payload []byte) []byte { return pack(payload, gzip.DefaultCompression) }
 
-// writers are reused: a gzip.Writer allocates about 800 KiB.
-var writers [gzip.BestCompression + 2]sync.Pool // of *gzip.Writer, by level + 1
+// gzipWriters are reused: a gzip.Writer allocates about 800 KiB.
+var gzipWriters [gzip.BestCompression + 2]sync.Pool // of *gzip.Writer, by level + 1
 
 // pack is Pack with a level of compress/gzip, which the configuration has checked.
 func pack(payload []byte, level int) []byte {
 	var buf bytes.Buffer
-	pool := &writers[level+1]
+	pool := &gzipWriters[level+1]
 	w, ok := pool.Get().(*gzip.Writer)
 	if !ok {
 		w, _ = gzip.NewWriterLevel(&buf, level) // the level has been checked
@@ -144,13 +144,13 @@ func (c *compressor) wrap(next kernel.Handler) kernel.Handler {
 		}
 		res, err := next(ctx, r)
 		if err != nil || res == nil || res.Stream != nil || res.RPCError != nil || len(res.InputRequests) > 0 ||
-			(!c.cfg.Force && !edge.AcceptsGzip(text(r.Meta, MetaAccept))) || text(res.Meta, MetaEncoding) != "" {
+			(!c.cfg.Force && !edge.AcceptsGzip(metaString(r.Meta, MetaAccept))) || metaString(res.Meta, MetaEncoding) != "" {
 			return res, err
 		}
 		if r.Method == kernel.MethodRead {
-			return c.data(res), nil
+			return c.packData(res), nil
 		}
-		return c.result(res), nil
+		return c.packResult(res), nil
 	}
 }
 
@@ -172,8 +172,8 @@ func unpackArguments(r *kernel.Request) error {
 	return nil
 }
 
-// result packs the result of a call, if that makes it smaller.
-func (c *compressor) result(res *kernel.Result) *kernel.Result {
+// packResult packs the result of a call, if that makes it smaller.
+func (c *compressor) packResult(res *kernel.Result) *kernel.Result {
 	size := len(res.Structured)
 	for _, block := range res.Content {
 		size += len(block)
@@ -198,8 +198,8 @@ func (c *compressor) result(res *kernel.Result) *kernel.Result {
 // the envelope as text.
 const packedNote = `{"type":"text","text":"The result is packed in structuredContent."}`
 
-// data packs the data of a resource, if that makes it smaller.
-func (c *compressor) data(res *kernel.Result) *kernel.Result {
+// packData packs the data of a resource, if that makes it smaller.
+func (c *compressor) packData(res *kernel.Result) *kernel.Result {
 	if len(res.Data) < c.cfg.MinBytes || res.Resource == nil {
 		return res
 	}

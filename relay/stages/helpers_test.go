@@ -81,8 +81,8 @@ func newKernel(t *testing.T, opt stages.Options, plugins ...*plugin) (*kernel.Ke
 	return k, m
 }
 
-// set configures a stage for every request and switches it on.
-func set(t *testing.T, m *stages.Manager, name, config string) {
+// enable configures a stage for every request and switches it on.
+func enable(t *testing.T, m *stages.Manager, name, config string) {
 	t.Helper()
 	if err := m.Configure(name, "global", []byte(config)); err != nil {
 		t.Fatal(err)
@@ -166,6 +166,16 @@ func (d *device) Call(_ context.Context, r *kernel.Request) (*kernel.Result, err
 		return &kernel.Result{Stream: stream{}}, nil
 	}
 	return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
+}
+
+// loadDevice loads a board.
+func loadDevice(t *testing.T, k *kernel.Kernel) *device {
+	t.Helper()
+	d := &device{node: "01hzx9k3m4p7q8r9s0t1v2w3xy"}
+	if err := k.Load(d, false); err != nil {
+		t.Fatal(err)
+	}
+	return d
 }
 
 // stream is a metric stream without frames.

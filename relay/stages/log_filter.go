@@ -161,20 +161,23 @@ func assignment(names map[string]bool) *regexp.Regexp {
 	return regexp.MustCompile(`(?i)(?:` + strings.Join(list, "|") + `)(?:\\?["'])?(?:\s*=\s*(` + quoted + `|[^\s,;&"']+)|\s*:\s*(` + quoted + `|[^\s"'][^\r\n"']*))`)
 }
 
-// secrets returns the parts of a text that are secrets, as pairs of offsets, in any order.
-func (r *redactor) secrets(text string) (spans [][2]int) {
+// span is a part of a text, as offsets: from, and the first byte after it.
+type span struct{ from, to int }
+
+// secrets returns the parts of a text that are secrets, in any order.
+func (r *redactor) secrets(text string) (spans []span) {
 	for _, p := range r.patterns {
 		for _, m := range p.FindAllStringIndex(text, -1) {
-			spans = append(spans, [2]int{m[0], m[1]})
+			spans = append(spans, span{m[0], m[1]})
 		}
 	}
 	if r.assignments == nil {
 		return spans
 	}
 	for _, m := range r.assignments.FindAllStringSubmatchIndex(text, -1) {
-		for _, group := range []int{2, 4} {
+		for _, group := range []int{2, 4} { // the value after =, and the one after a colon
 			if m[group] >= 0 && strings.Trim(text[m[group]:m[group+1]], `\"'`) != Redacted {
-				spans = append(spans, [2]int{m[group], m[group+1]})
+				spans = append(spans, span{m[group], m[group+1]})
 			}
 		}
 	}
@@ -189,26 +192,26 @@ func (r *redactor) cleanLog(s string) string {
 
 // replaceSpans replaces the parts of a text by Redacted. Parts that touch become one; of one in
 // quotes the quotes stay.
-func replaceSpans(s string, spans [][2]int) string {
+func replaceSpans(s string, spans []span) string {
 	if len(spans) == 0 {
 		return s
 	}
-	slices.SortFunc(spans, func(a, b [2]int) int { return a[0] - b[0] })
+	slices.SortFunc(spans, func(a, b span) int { return a.from - b.from })
 	var b strings.Builder
 	end := 0 // of what was copied or replaced
-	for i, span := range spans {
-		if span[1] <= end {
+	for i, secret := range spans {
+		if secret.to <= end {
 			continue
 		}
-		if span[0] > end || i == 0 {
-			b.WriteString(s[end:span[0]])
+		if secret.from > end || i == 0 {
+			b.WriteString(s[end:secret.from])
 			quote := ""
-			if old := s[span[0]:span[1]]; len(old) > 1 && (old[0] == '"' || old[0] == '\'') && old[len(old)-1] == old[0] {
+			if old := s[secret.from:secret.to]; len(old) > 1 && (old[0] == '"' || old[0] == '\'') && old[len(old)-1] == old[0] {
 				quote = old[:1]
 			}
 			b.WriteString(quote + Redacted + quote)
 		}
-		end = span[1]
+		end = secret.to
 	}
 	return b.String() + s[end:]
 }
@@ -219,10 +222,10 @@ const (
 	maxOpen   = 8 << 10 // of a secret that has not ended: its first and its last half
 )
 
-// stream cleans the lines of one stream. A secret may have several lines: a private key does. Each
-// line is searched together with earlier ones: the beginning of a secret that reached up to
-// the end of the last line, or else the last few lines. What was logged before a pattern
-// matched cannot be taken back.
+// stream cleans the lines of one stream. A secret may have several lines: a private key does. So each
+// line is searched together with `before`: the beginning of a secret that reached up to the end of the
+// last line (isOpen), or else the last few lines. What was logged before a pattern matched cannot be
+// taken back.
 type stream struct {
 	filter *LogFilter
 	before string // earlier lines, with line ends
@@ -237,36 +240,48 @@ func (s *stream) clean(line string, isLogged bool) string {
 		s.before = ""
 		return line
 	}
-	text, start := s.before+line, len(s.before)
-	open := len(text) // where a secret begins that reaches up to the end
-	if s.isOpen {
+	text := s.before + line
+	open := len(text) // where a secret begins that reaches up to the end; len(text): there is none
+	if isLogged {
+		line, open = s.redact(list, text, line)
+	} else if s.isOpen {
 		open = 0
 	}
-	if isLogged {
-		var spans [][2]int
-		open = len(text)
-		for _, r := range list {
-			for _, span := range r.secrets(text) {
-				if span[1] == len(text) {
-					open = min(open, span[0])
-				}
-				if from, to := max(span[0], start)-start, span[1]-start; to > from {
-					spans = append(spans, [2]int{from, to})
-				}
+	s.keep(text, open)
+	return line
+}
+
+// redact removes the secrets from line, which text ends with, and returns where a secret begins that
+// reaches up to the end of text.
+func (s *stream) redact(list []*redactor, text, line string) (clean string, open int) {
+	start := len(text) - len(line)
+	var spans []span // of line
+	open = len(text)
+	for _, r := range list {
+		for _, secret := range r.secrets(text) {
+			if secret.to == len(text) {
+				open = min(open, secret.from)
+			}
+			if secret.to > start {
+				spans = append(spans, span{max(secret.from-start, 0), secret.to - start})
 			}
 		}
-		line = replaceSpans(line, spans)
-		for _, r := range list {
-			line = r.clean(line)
-		}
 	}
-	if s.isOpen = open < len(text); s.isOpen {
-		if text = text[open:]; len(text) > maxOpen { // how it begins, and whether it has ended
-			text = text[:maxOpen/2] + text[len(text)-maxOpen/2:]
-		}
-		s.before = text + "\n"
-	} else {
+	clean = replaceSpans(line, spans)
+	for _, r := range list {
+		clean = r.clean(clean)
+	}
+	return clean, open
+}
+
+// keep stores what the next lines are searched together with.
+func (s *stream) keep(text string, open int) {
+	if s.isOpen = open < len(text); !s.isOpen {
 		s.before = text[max(0, len(text)-maxRecent):] + "\n"
+		return
 	}
-	return line
+	if text = text[open:]; len(text) > maxOpen { // how it begins, and whether it has ended
+		text = text[:maxOpen/2] + text[len(text)-maxOpen/2:]
+	}
+	s.before = text + "\n"
 }

@@ -79,7 +79,7 @@ func TestLogFilter(t *testing.T) {
 			early := log.With(f)
 			log.Info("plain", f)
 			plain := out.String()
-			set(t, m, "redact", `{}`)
+			enable(t, m, "redact", `{}`)
 			out.Reset()
 			log.Info("plain", f)
 			switch name {
@@ -131,7 +131,7 @@ func (s stringer) String() string { return string(s) }
 func TestLogFilterKeepsText(t *testing.T) {
 	f := new(stages.LogFilter)
 	_, m := newKernel(t, stages.Options{LogFilter: f})
-	set(t, m, "redact", `{}`)
+	enable(t, m, "redact", `{}`)
 	for in, want := range map[string]string{
 		"the token has expired":                     "the token has expired",
 		"3 tokens were revoked":                     "3 tokens were revoked",
@@ -165,7 +165,7 @@ func TestLineFilter(t *testing.T) {
 	if got := newFilter()("password=hunter2", true); got != "password=hunter2" {
 		t.Errorf("off: %s", got)
 	}
-	set(t, m, "redact", `{}`)
+	enable(t, m, "redact", `{}`)
 	long := "-----BEGIN RSA PRIVATE KEY-----\n" + strings.Repeat(strings.Repeat("MC4CAQAwQw8rR1nE", 30)+"\n", 30) + "-----END RSA PRIVATE KEY-----"
 	for name, tt := range map[string]struct {
 		in    string

@@ -107,7 +107,7 @@ func TestOnlyTheTargetedScope(t *testing.T) {
 		}
 	}
 	// And the other way round: on everywhere, off for one.
-	set(t, m, "acl", deny)
+	enable(t, m, "acl", deny)
 	for _, tt := range tests[1:] {
 		m.Forget(mustScope(t, tt.scope))
 		if err := m.Disable("acl", tt.scope); err != nil {
@@ -178,96 +178,108 @@ func TestNoEmptyLines(t *testing.T) {
 	}
 }
 
-func TestRefusedChanges(t *testing.T) {
+// wantRefused checks that a change of the list failed with a text, and changed nothing.
+func wantRefused(t *testing.T, m *stages.Manager, name string, before string, err error, text string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), text) {
+		t.Errorf("%s: got %v, want %q", name, err, text)
+	}
+	if e := manifest.AsError(err); e.Code != manifest.ManifestInvalid && e.Code != manifest.BadRequest {
+		t.Errorf("%s: code %s, want %s or %s", name, e.Code, manifest.ManifestInvalid, manifest.BadRequest)
+	}
+	if got := fmt.Sprint(m.List()); got != before {
+		t.Fatalf("%s: it was refused, but changed the list to %s", name, got)
+	}
+}
+
+// TestRefusedOrder: an order that breaks a rule, or does not have each stage once, is refused.
+func TestRefusedOrder(t *testing.T) {
 	changes := 0
-	_, m := newKernel(t, stages.Options{OnChange: func() { changes++ }, KeyDir: keyDir(t)})
+	_, m := newKernel(t, stages.Options{OnChange: func() { changes++ }})
 	before := fmt.Sprint(m.List())
-	configure := func(name, config string) func() error {
-		return func() error { return m.Configure(name, "global", []byte(config)) }
-	}
-	tests := []struct {
-		name string
-		do   func() error
-		says string
-	}{
-		{"no such stage", func() error { return m.Enable("gzip", "") }, "the stages are trace, metrics, rate"},
-		{"no such scope", func() error { return m.Enable("acl", "tenant=a") }, "scope: a scope is global, transport=NAME"},
-		{"sign without a key", func() error { return m.Enable("sign", "") }, "sign: configure it first"},
-		{"an order that cannot be", func() error {
-			return m.Reorder([]string{"trace", "metrics", "rate", "compress", "sign", "acl", "redact"})
-		}, "sign has to come before compress: a signature covers what is sent"},
-		{"redact outside sign", func() error {
-			return m.Reorder([]string{"trace", "redact", "metrics", "rate", "sign", "compress", "acl"})
-		}, "sign has to come before redact"},
-		{"trace inside", func() error {
-			return m.Reorder([]string{"metrics", "trace", "rate", "sign", "compress", "acl", "redact"})
-		}, "trace has to come before metrics"},
-		{"an order without one", func() error { return m.Reorder([]string{"trace", "metrics", "rate", "sign", "compress", "acl"}) }, "order: each of trace"},
-		{"an order with one twice", func() error {
-			return m.Reorder([]string{"trace", "metrics", "rate", "sign", "compress", "acl", "acl"})
-		}, "order: each of trace"},
-		{"too long", configure("acl", strings.Repeat(" ", stages.MaxConfig+1)), "acl: a configuration has at most 16384 bytes"},
-		{"no object", configure("acl", `[]`), "acl: a strict JSON object"},
-		{"a key twice", configure("compress", `{"force":true,"force":false}`), "compress: a strict JSON object"},
-		{"an unknown key", configure("compress", `{"forced":true}`), "compress: forced is not a field of it; the fields are min_bytes, force, level"},
-		{"another case", configure("compress", `{"Force":true}`), "compress: a key here is unknown"},
-		{"null", configure("compress", `{"force":null}`), "compress.force: true or false"},
-		{"a small minimum", configure("compress", `{"min_bytes":255}`), "compress.min_bytes: a whole number from 256"},
-		{"a level", configure("compress", `{"level":10}`), "compress.level: a whole number from 1 to 9"},
-		{"streams", configure("compress", `{"streams":true}`), "compress.streams: only false: metric streams are never compressed"},
-		{"a trace level", configure("trace", `{"level":"loud"}`), "trace.level: one of debug, info"},
-		{"a sample", configure("trace", `{"sample":1.5}`), "trace.sample: a number from 0 to 1"},
-		{"metrics", configure("metrics", `{"x":1}`), "metrics: x is not a field"},
-		{"an effect", configure("acl", `{"rules":[{"effect":"allow"},{"effect":"maybe"}]}`), "acl.rules[1].effect: one of allow, deny, transform"},
-		{"a field of a rule", configure("acl", `{"rules":[{"effect":"allow","node":"x"}]}`), "acl.rules[0]: node is not a field"},
-		{"a long pattern", configure("acl", `{"rules":[{"effect":"allow","tool":"`+strings.Repeat("a", 129)+`"}]}`), "acl.rules[0].tool: a pattern of 1 to 128"},
-		{"a deny that sets", configure("acl", `{"rules":[{"effect":"deny","set":{"a":1}}]}`), "acl.rules[0]: set and remove belong"},
-		{"a transform of nothing", configure("acl", `{"rules":[{"effect":"transform"}]}`), "acl.rules[0]: a transform needs"},
-		{"257 rules", configure("acl", `{"rules":[`+strings.Repeat(`{},`, 256)+`{}]}`), "acl.rules: at most 256"},
-		{"a rate per node", configure("rate", `{"limits":[{"per":"node","rps":1}]}`), "rate.limits[0].per: one of agent, tenant, plugin"},
-		{"a rate of nothing", configure("rate", `{"limits":[{"per":"agent","rps":0}]}`), "rate.limits[0].rps: a number above 0"},
-		{"a burst", configure("rate", `{"limits":[{"per":"agent","rps":1,"burst":0}]}`), "rate.limits[0].burst: a whole number from 1"},
-		{"keys", configure("rate", `{"max_keys":0}`), "rate.max_keys: a whole number from 1 to 65536"},
-		{"a bad pattern", configure("redact", `{"patterns":["x","("]}`), "redact.patterns[1]: a list of at most 32 patterns"},
-		{"a pattern of nothing", configure("redact", `{"patterns":["a*"]}`), "redact.patterns[0]: a pattern that matches neither"},
-		{"a pattern of the replacement", configure("redact", `{"patterns":["redact"]}`), "redact.patterns[0]: a pattern that matches neither"},
-		{"an empty field", configure("redact", `{"fields":[""]}`), "redact.fields[0]"},
-		{"a key in the config", configure("sign", `{"kid":"k","key":"abc"}`), "sign: key is not a field of it"},
-		{"no key", configure("sign", `{"kid":"k"}`), "sign.key_file: the name of a file in the relay's key directory"},
-		{"no kid", configure("sign", `{"key_file":"k1"}`), "sign.kid: a name of 1 to 64"},
-		{"a short key", configure("sign", `{"kid":"k","key_file":"short"}`), "sign.key_file"},
-		{"an open key", configure("sign", `{"kid":"k","key_file":"open"}`), "sign.key_file"},
-		{"a large key", configure("sign", `{"kid":"k","key_file":"large"}`), "sign.key_file"},
-		{"a way out", configure("sign", `{"kid":"k","key_file":"../k1"}`), "sign.key_file"},
-		{"a link out", configure("sign", `{"kid":"k","key_file":"link"}`), "sign.key_file"},
-		{"a directory", configure("sign", `{"kid":"k","key_file":"dir"}`), "sign.key_file"},
-		{"one kid twice", configure("sign", `{"kid":"k","key_file":"k1","accept":[{"kid":"k","key_file":"k2"}]}`), "sign.accept[0].kid"},
-	}
-	for _, tt := range tests {
-		err := tt.do()
-		if err == nil || !strings.Contains(err.Error(), tt.says) {
-			t.Errorf("%s: got %v, want %q", tt.name, err, tt.says)
-		}
-		if e := manifest.AsError(err); e.Code != manifest.ManifestInvalid && e.Code != manifest.BadRequest {
-			t.Errorf("%s: code %s", tt.name, e.Code)
-		}
-		if got := fmt.Sprint(m.List()); got != before {
-			t.Fatalf("%s: changed the list to %s", tt.name, got)
-		}
+	for _, tt := range []struct{ name, order, want string }{
+		{"compress outside sign", "trace metrics rate compress sign acl redact", "sign has to come before compress: a signature covers what is sent"},
+		{"redact outside sign", "trace redact metrics rate sign compress acl", "sign has to come before redact"},
+		{"trace inside metrics", "metrics trace rate sign compress acl redact", "trace has to come before metrics"},
+		{"a stage is missing", "trace metrics rate sign compress acl", "order: each of trace"},
+		{"a stage twice", "trace metrics rate sign compress acl acl", "order: each of trace"},
+	} {
+		wantRefused(t, m, tt.name, before, m.Reorder(strings.Fields(tt.order)), tt.want)
 	}
 	if changes != 0 {
-		t.Errorf("notified of %d changes", changes)
+		t.Errorf("refused orders were reported as %d changes", changes)
 	}
-	if err := m.Reorder([]string{"trace", "rate", "sign", "compress", "redact", "acl", "metrics"}); err != nil || changes != 1 {
-		t.Errorf("a good order: %v, %d changes", err, changes)
+	if err := m.Reorder(strings.Fields("trace rate sign compress redact acl metrics")); err != nil || changes != 1 {
+		t.Errorf("an order that breaks no rule: %v, %d changes reported; want no error and 1", err, changes)
 	}
+}
+
+// TestRefusedEnable: a stage is enabled only by its name, for a scope that there is, and when it is
+// configured.
+func TestRefusedEnable(t *testing.T) {
+	_, m := newKernel(t, stages.Options{KeyDir: keyDir(t)})
+	before := fmt.Sprint(m.List())
+	wantRefused(t, m, "no such stage", before, m.Enable("gzip", ""), "the stages are trace, metrics, rate")
+	wantRefused(t, m, "no such scope", before, m.Enable("acl", "tenant=a"), "scope: a scope is global, transport=NAME")
+	wantRefused(t, m, "sign without a key", before, m.Enable("sign", ""), "sign: configure it first")
+}
+
+// TestRefusedConfigurations: the error names the member that is wrong, and what it accepts.
+func TestRefusedConfigurations(t *testing.T) {
+	_, m := newKernel(t, stages.Options{KeyDir: keyDir(t)})
+	before := fmt.Sprint(m.List())
+	for _, tt := range []struct{ name, stage, config, want string }{
+		{"too long", "acl", strings.Repeat(" ", stages.MaxConfig+1), "acl: a configuration has at most 16384 bytes"},
+		{"no object", "acl", `[]`, "acl: a strict JSON object"},
+		{"a key twice", "compress", `{"force":true,"force":false}`, "compress: a strict JSON object"},
+		{"an unknown key", "compress", `{"forced":true}`, "compress: forced is not a field of it; the fields are min_bytes, force, level"},
+		{"another case", "compress", `{"Force":true}`, "compress: a key here is unknown"},
+		{"null", "compress", `{"force":null}`, "compress.force: true or false"},
+		{"a small minimum", "compress", `{"min_bytes":255}`, "compress.min_bytes: a whole number from 256"},
+		{"a level", "compress", `{"level":10}`, "compress.level: a whole number from 1 to 9"},
+		{"streams", "compress", `{"streams":true}`, "compress.streams: only false: metric streams are never compressed"},
+		{"a trace level", "trace", `{"level":"loud"}`, "trace.level: one of debug, info"},
+		{"a sample", "trace", `{"sample":1.5}`, "trace.sample: a number from 0 to 1"},
+		{"metrics", "metrics", `{"x":1}`, "metrics: x is not a field"},
+		{"an effect", "acl", `{"rules":[{"effect":"allow"},{"effect":"maybe"}]}`, "acl.rules[1].effect: one of allow, deny, transform"},
+		{"a field of a rule", "acl", `{"rules":[{"effect":"allow","node":"x"}]}`, "acl.rules[0]: node is not a field"},
+		{"a long pattern", "acl", `{"rules":[{"effect":"allow","tool":"` + strings.Repeat("a", 129) + `"}]}`, "acl.rules[0].tool: a pattern of 1 to 128"},
+		{"a deny that sets", "acl", `{"rules":[{"effect":"deny","set":{"a":1}}]}`, "acl.rules[0]: set and remove belong"},
+		{"a transform of nothing", "acl", `{"rules":[{"effect":"transform"}]}`, "acl.rules[0]: a transform needs"},
+		{"257 rules", "acl", `{"rules":[` + strings.Repeat(`{},`, 256) + `{}]}`, "acl.rules: at most 256"},
+		{"a rate per node", "rate", `{"limits":[{"per":"node","rps":1}]}`, "rate.limits[0].per: one of agent, tenant, plugin"},
+		{"a rate of nothing", "rate", `{"limits":[{"per":"agent","rps":0}]}`, "rate.limits[0].rps: a number above 0"},
+		{"a burst", "rate", `{"limits":[{"per":"agent","rps":1,"burst":0}]}`, "rate.limits[0].burst: a whole number from 1"},
+		{"keys", "rate", `{"max_keys":0}`, "rate.max_keys: a whole number from 1 to 65536"},
+		{"a bad pattern", "redact", `{"patterns":["x","("]}`, "redact.patterns[1]: a list of at most 32 patterns"},
+		{"a pattern of nothing", "redact", `{"patterns":["a*"]}`, "redact.patterns[0]: a pattern that matches neither"},
+		{"a pattern of the replacement", "redact", `{"patterns":["redact"]}`, "redact.patterns[0]: a pattern that matches neither"},
+		{"an empty field", "redact", `{"fields":[""]}`, "redact.fields[0]"},
+		{"a key in the config", "sign", `{"kid":"k","key":"abc"}`, "sign: key is not a field of it"},
+		{"no key", "sign", `{"kid":"k"}`, "sign.key_file: the name of a file in the relay's key directory"},
+		{"no kid", "sign", `{"key_file":"k1"}`, "sign.kid: a name of 1 to 64"},
+		{"a short key", "sign", `{"kid":"k","key_file":"short"}`, "sign.key_file"},
+		{"an open key", "sign", `{"kid":"k","key_file":"open"}`, "sign.key_file"},
+		{"a large key", "sign", `{"kid":"k","key_file":"large"}`, "sign.key_file"},
+		{"a way out", "sign", `{"kid":"k","key_file":"../k1"}`, "sign.key_file"},
+		{"a link out", "sign", `{"kid":"k","key_file":"link"}`, "sign.key_file"},
+		{"a directory", "sign", `{"kid":"k","key_file":"dir"}`, "sign.key_file"},
+		{"one kid twice", "sign", `{"kid":"k","key_file":"k1","accept":[{"kid":"k","key_file":"k2"}]}`, "sign.accept[0].kid"},
+	} {
+		wantRefused(t, m, tt.name, before, m.Configure(tt.stage, "global", []byte(tt.config)), tt.want)
+	}
+}
+
+// TestScopesAreBounded: one scope more than pipeline.MaxScoped is refused.
+func TestScopesAreBounded(t *testing.T) {
+	_, m := newKernel(t, stages.Options{})
 	for i := range pipeline.MaxScoped {
 		if err := m.Enable("acl", fmt.Sprint("connection=", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := m.Enable("acl", "connection=x"); err == nil || !strings.Contains(err.Error(), "64 scopes already") {
-		t.Errorf("the 65th scope: %v", err)
+		t.Errorf("one scope more: %v, want an error", err)
 	}
 }
 
@@ -371,9 +383,9 @@ func TestSwapsUnderLoad(t *testing.T) {
 func TestControlPlaneIsExempt(t *testing.T) {
 	control := &plugin{name: "kernel"}
 	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, control)
-	set(t, m, "acl", `{"rules":[{"effect":"deny"}]}`)
-	set(t, m, "sign", `{"kid":"k","key_file":"k1","require":true}`)
-	set(t, m, "rate", `{"limits":[{"per":"tenant","rps":0.001,"burst":1}]}`)
+	enable(t, m, "acl", `{"rules":[{"effect":"deny"}]}`)
+	enable(t, m, "sign", `{"kid":"k","key_file":"k1","require":true}`)
+	enable(t, m, "rate", `{"limits":[{"per":"tenant","rps":0.001,"burst":1}]}`)
 	if err := m.Enable("acl", "transport=http"); err != nil {
 		t.Fatal(err)
 	}

@@ -21,9 +21,9 @@ const (
 	MetaEncoding = "agentctl/encoding"
 )
 
-// member returns a member of a _meta object; nil when there is none. A _meta that is not strict
+// metaMember returns a member of a _meta object; nil when there is none. A _meta that is not strict
 // JSON, with a name given twice say, has no members: a stage must not act on one of two values.
-func member(meta json.RawMessage, key string) json.RawMessage {
+func metaMember(meta json.RawMessage, key string) json.RawMessage {
 	if len(meta) == 0 {
 		return nil
 	}
@@ -34,11 +34,11 @@ func member(meta json.RawMessage, key string) json.RawMessage {
 	return json.RawMessage(m[key])
 }
 
-// text returns a string member of a _meta object, of at most 256 bytes; "" when there is
+// metaString returns a string member of a _meta object, of at most 256 bytes; "" when there is
 // none.
-func text(meta json.RawMessage, key string) string {
+func metaString(meta json.RawMessage, key string) string {
 	var s string
-	if raw := member(meta, key); raw == nil || strictjson.Unmarshal(raw, &s) != nil || len(s) > 256 {
+	if raw := metaMember(meta, key); raw == nil || strictjson.Unmarshal(raw, &s) != nil || len(s) > 256 {
 		return ""
 	}
 	return s

@@ -23,6 +23,16 @@ const (
 // Classes lists the classes in the order of Stats.
 var Classes = []string{ClassDevice, ClassKernel, ClassPlugin, ClassResource, ClassUnknown}
 
+// Indexes into Classes.
+const (
+	deviceClass = iota
+	kernelClass
+	pluginClass
+	resourceClass
+	unknownClass
+	numClasses
+)
+
 // Upper bounds of the buckets, in seconds and bytes. A last bucket counts larger values.
 var (
 	LatencyBounds = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5}
@@ -35,14 +45,14 @@ const maxBuckets = 14
 // Metrics counts requests by class. The zero value is ready. It may be used from any
 // goroutine and takes no lock.
 type Metrics struct {
-	classes [5]classCounts // as Classes
+	classes [numClasses]classCounts // in the order of Classes
 }
 
 // classCounts are the counters of one class. Each is atomic, but not all of them together:
 // a reader may see a call without its latency.
 type classCounts struct {
 	calls, errors       atomic.Uint64
-	codes               [7]atomic.Uint64 // as manifest.Codes
+	codes               [7]atomic.Uint64 // in the order of manifest.Codes
 	latency             histogram        // nanoseconds
 	requests, responses histogram        // bytes
 }
@@ -180,17 +190,17 @@ func (m *Metrics) count(r *kernel.Request, res *kernel.Result, err error, sent i
 func classOf(r *kernel.Request) int {
 	switch t := r.Target(); {
 	case r.Plugin() == "":
-		return 4
+		return unknownClass
 	case r.Method == kernel.MethodRead:
-		return 3
-	case r.Plugin() == controlPlane:
-		return 1
+		return resourceClass
+	case r.Plugin() == kernel.ControlPlugin:
+		return kernelClass
 	case t != nil && t.NodeID != "":
-		return 0
+		return deviceClass
 	case t == nil:
 		if _, ok := manifest.ParseToolName(r.Tool); ok {
-			return 0
+			return deviceClass
 		}
 	}
-	return 2
+	return pluginClass
 }

@@ -60,7 +60,7 @@ func TestACL(t *testing.T) {
 		{"plugins see what was sent otherwise", `[{"effect":"transform","tool":"q.*","set":{"z":0}}]`, call("p.do"), "", `{"a":1,"b":{"c":[1.50]}}`},
 	}
 	for _, tt := range tests {
-		set(t, m, "acl", `{"rules":`+tt.rules+`}`)
+		enable(t, m, "acl", `{"rules":`+tt.rules+`}`)
 		if got := isListed(k, tt.req); got != (tt.denied == "") {
 			t.Errorf("%s: listed %t, denied %q", tt.name, got, tt.denied)
 		}
@@ -78,7 +78,7 @@ func TestACL(t *testing.T) {
 		}
 	}
 	// A rule about a capability must not reveal whether another tenant's tool exists.
-	set(t, m, "acl", `{"rules":[{"effect":"deny","scope":"*"}]}`)
+	enable(t, m, "acl", `{"rules":[{"effect":"deny","scope":"*"}]}`)
 	_, err := k.Call(t.Context(), call("nobody.do"))
 	wantCode(t, "nobody's tool", err, manifest.BadRequest, "name")
 }
@@ -169,7 +169,7 @@ func TestRate(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		set(t, m, "rate", `{"limits":[{"per":"agent","rps":2,"burst":2}]}`)
+		enable(t, m, "rate", `{"limits":[{"per":"agent","rps":2,"burst":2}]}`)
 		served("1", call("a", "x", "p.do"))
 		served("2", call("a", "x", "q.do"))
 		refused("3", call("a", "x", "p.do"), 500)
@@ -181,7 +181,7 @@ func TestRate(t *testing.T) {
 		served("in time", call("a", "x", "p.do"))
 
 		// What one limit refuses costs the others nothing.
-		set(t, m, "rate", `{"limits":[{"per":"tenant","rps":1,"burst":3},{"per":"plugin","rps":0.5,"burst":1}]}`)
+		enable(t, m, "rate", `{"limits":[{"per":"tenant","rps":1,"burst":3},{"per":"plugin","rps":0.5,"burst":1}]}`)
 		served("p", call("a", "x", "p.do"))
 		for range 5 {
 			refused("p again", call("a", "x", "p.do"), 2000)
@@ -269,7 +269,7 @@ func TestTrace(t *testing.T) {
 		t.Errorf("logged %s", s)
 	}
 	// Sampling is by trace id; failures are always logged.
-	set(t, m, "trace", `{"sample":0.25,"level":"info"}`)
+	enable(t, m, "trace", `{"sample":0.25,"level":"info"}`)
 	for i := range 1000 {
 		_, _ = k.Call(t.Context(), &kernel.Request{Caller: agent(), Tool: "tickets.do", TraceID: fmt.Sprintf("%024x%08x", 1, uint32(i)*4294967)})
 	}
@@ -277,7 +277,7 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d of 1000 calls logged, want 250", n)
 	}
 	logs.TakeAll()
-	set(t, m, "trace", `{"sample":0}`)
+	enable(t, m, "trace", `{"sample":0}`)
 	if got := do(&kernel.Request{Caller: agent(), Tool: "none.do"}); got["ok"] != false {
 		t.Errorf("a failure: %v", got)
 	}

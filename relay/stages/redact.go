@@ -107,12 +107,12 @@ func (r *redactor) wrap(next kernel.Handler) kernel.Handler {
 // filter removes secrets from an answer.
 func (r *redactor) filter(req *kernel.Request, res *kernel.Result, err error) (*kernel.Result, error) {
 	if err != nil {
-		return nil, r.err(err)
+		return nil, r.cleanError(err)
 	}
 	if res == nil {
 		return nil, nil
 	}
-	out, err := r.result(res)
+	out, err := r.cleanResult(res)
 	if err != nil {
 		return nil, err
 	}
@@ -122,20 +122,20 @@ func (r *redactor) filter(req *kernel.Request, res *kernel.Result, err error) (*
 // errUnsearchable ends a call whose answer cannot be searched: redaction fails closed.
 var errUnsearchable = &manifest.Error{Code: manifest.Internal, Message: "the answer is not valid JSON, so secrets cannot be removed from it", Reason: "redact"}
 
-// result returns a copy of a result without secrets.
-func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
+// cleanResult returns a copy of a result without secrets.
+func (r *redactor) cleanResult(res *kernel.Result) (*kernel.Result, error) {
 	out := *res
-	ok := r.document(&out.Structured) && r.document(&out.Meta) && r.document(&out.InputRequests)
+	ok := r.cleanDocument(&out.Structured) && r.cleanDocument(&out.Meta) && r.cleanDocument(&out.InputRequests)
 	if res.Content != nil {
 		out.Content = make([]json.RawMessage, len(res.Content))
 		for i, block := range res.Content {
 			out.Content[i] = block
-			ok = ok && r.document(&out.Content[i])
+			ok = ok && r.cleanDocument(&out.Content[i])
 		}
 	}
 	if res.RPCError != nil {
 		var clean bool
-		out.RPCError, clean = r.rpcError(res.RPCError)
+		out.RPCError, clean = r.cleanRPCError(res.RPCError)
 		ok = ok && clean
 	}
 	if !ok {
@@ -150,13 +150,13 @@ func (r *redactor) result(res *kernel.Result) (*kernel.Result, error) {
 	return &out, nil
 }
 
-// err returns a copy of an error without secrets.
-func (r *redactor) err(err error) error {
+// cleanError returns a copy of an error without secrets.
+func (r *redactor) cleanError(err error) error {
 	var f *kernel.RPCError
 	var e *manifest.Error
 	switch {
 	case errors.As(err, &f):
-		c, ok := r.rpcError(f)
+		c, ok := r.cleanRPCError(f)
 		if !ok {
 			c.Data = nil
 		}
@@ -169,20 +169,20 @@ func (r *redactor) err(err error) error {
 	return err // the kernel's own, which quotes nothing
 }
 
-// rpcError returns a copy without secrets; false when its data is malformed.
-func (r *redactor) rpcError(e *kernel.RPCError) (*kernel.RPCError, bool) {
+// cleanRPCError returns a copy without secrets; false when its data is malformed.
+func (r *redactor) cleanRPCError(e *kernel.RPCError) (*kernel.RPCError, bool) {
 	c := *e
 	c.Message = r.clean(e.Message)
-	ok := r.document(&c.Data)
+	ok := r.cleanDocument(&c.Data)
 	return &c, ok
 }
 
-// document replaces a JSON document by one without secrets; false when it is malformed.
-func (r *redactor) document(doc *json.RawMessage) bool {
+// cleanDocument removes the secrets from *doc; false when it is malformed.
+func (r *redactor) cleanDocument(doc *json.RawMessage) bool {
 	if len(*doc) == 0 {
 		return true
 	}
-	out, changed, err := r.json(*doc, 0)
+	out, changed, err := r.cleanJSON(*doc, 0)
 	if changed {
 		*doc = out
 	}
@@ -190,14 +190,14 @@ func (r *redactor) document(doc *json.RawMessage) bool {
 }
 
 // clean removes the secrets from a text.
-func (r *redactor) clean(s string) string { return r.text(s, 0) }
+func (r *redactor) clean(s string) string { return r.cleanNested(s, 0) }
 
-// text is clean for a string inside of `nested` levels of JSON strings. The bound on the levels
+// cleanNested is clean for a string inside of `nested` levels of JSON strings. The bound on the levels
 // also bounds the work: each level decodes the string once more. Below it only the patterns
 // apply.
-func (r *redactor) text(s string, nested int) string {
+func (r *redactor) cleanNested(s string, nested int) string {
 	if t := strings.TrimSpace(s); len(t) > 1 && (t[0] == '{' || t[0] == '[') && nested < maxNestedDoc {
-		if out, changed, err := r.json([]byte(t), nested+1); err == nil && changed {
+		if out, changed, err := r.cleanJSON([]byte(t), nested+1); err == nil && changed {
 			s = string(out)
 		}
 	}
@@ -210,13 +210,13 @@ func (r *redactor) text(s string, nested int) string {
 // lenient accepts any JSON that a client might be able to read.
 var lenient = []jsontext.Options{jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)}
 
-// json removes the secrets from one document. changed reports whether there were any; if
+// cleanJSON removes the secrets from one document. changed reports whether there were any; if
 // not, the caller keeps the original bytes.
-func (r *redactor) json(doc []byte, nested int) (out []byte, changed bool, err error) {
-	return r.rewrite(doc, func(s string) string { return r.text(s, nested) })
+func (r *redactor) cleanJSON(doc []byte, nested int) (out []byte, changed bool, err error) {
+	return r.rewrite(doc, func(s string) string { return r.cleanNested(s, nested) })
 }
 
-// rewrite is json with a function that cleans strings and names.
+// rewrite is cleanJSON with a function that cleans strings and names.
 func (r *redactor) rewrite(doc []byte, clean func(string) string) (out []byte, changed bool, err error) {
 	var buf bytes.Buffer
 	w := r.newRewriter(doc, &buf, clean)
@@ -237,7 +237,8 @@ type rewriter struct {
 	enc     *jsontext.Encoder
 	changed bool
 
-	// keepsTypes replaces a secret by a value of the same type; pointers are where that is no string.
+	// keepsTypes makes the replacement of a secret have the same JSON type; pointers lists the
+	// replacements that are no strings.
 	keepsTypes bool
 	pointers   []jsontext.Pointer
 }
@@ -259,14 +260,14 @@ func (w *rewriter) value() error {
 		if err != nil {
 			return err
 		}
-		return w.enc.WriteToken(jsontext.String(w.text(tok.String())))
+		return w.enc.WriteToken(jsontext.String(w.cleanString(tok.String())))
 	}
 	v, err := w.dec.ReadValue()
 	if err != nil {
 		return err
 	}
 	s := string(v)
-	if w.r.text(s, maxNestedDoc) == s {
+	if w.r.cleanNested(s, maxNestedDoc) == s {
 		return w.enc.WriteValue(v)
 	}
 	w.changed = true // a number
@@ -309,7 +310,7 @@ func (w *rewriter) member() error {
 		return err
 	}
 	name := tok.String()
-	if err := w.enc.WriteToken(jsontext.String(w.text(name))); err != nil {
+	if err := w.enc.WriteToken(jsontext.String(w.cleanString(name))); err != nil {
 		return err
 	}
 	if !w.r.fields[strings.ToLower(name)] {
@@ -326,8 +327,8 @@ func (w *rewriter) member() error {
 	return w.enc.WriteToken(jsontext.String(Redacted))
 }
 
-// text removes the secrets from a string or a name, and notes whether there were any.
-func (w *rewriter) text(s string) string {
+// cleanString removes the secrets from a string or a name, and sets changed if there were any.
+func (w *rewriter) cleanString(s string) string {
 	clean := w.clean(s)
 	w.changed = w.changed || clean != s
 	return clean
@@ -342,7 +343,7 @@ type session struct {
 
 // Notify implements kernel.Session. A message that cannot be searched is not sent.
 func (s *session) Notify(ctx context.Context, method string, params json.RawMessage) error {
-	if !s.r.document(&params) {
+	if !s.r.cleanDocument(&params) {
 		return errUnsearchable
 	}
 	return s.Session.Notify(ctx, method, params)
@@ -351,7 +352,7 @@ func (s *session) Notify(ctx context.Context, method string, params json.RawMess
 // Request implements kernel.Session. Only the request is searched: the answer goes from the
 // client to the plugin.
 func (s *session) Request(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
-	if !s.r.document(&params) {
+	if !s.r.cleanDocument(&params) {
 		return nil, errUnsearchable
 	}
 	return s.Session.Request(ctx, method, params)

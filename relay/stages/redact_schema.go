@@ -43,7 +43,7 @@ func (r *redactor) fitSchema(req *kernel.Request, original json.RawMessage, res 
 	if schema == nil || matches(schema, res.Structured) {
 		return res
 	}
-	typed, pointers, err := r.typedJSON(original)
+	typed, pointers, err := r.cleanTyped(original)
 	if err == nil && matches(schema, typed) {
 		out := *res
 		out.Structured = typed
@@ -66,8 +66,8 @@ type textBlock struct {
 	Text string `json:"text"`
 }
 
-// typedJSON is json with values that keep their type, and the pointers of those that are no strings.
-func (r *redactor) typedJSON(doc []byte) (out []byte, pointers []jsontext.Pointer, err error) {
+// cleanTyped is cleanJSON with values that keep their type, and the pointers of those that are no strings.
+func (r *redactor) cleanTyped(doc []byte) (out []byte, pointers []jsontext.Pointer, err error) {
 	var buf bytes.Buffer
 	w := r.newRewriter(doc, &buf, r.clean)
 	w.keepsTypes = true
@@ -94,7 +94,7 @@ func (w *rewriter) blank() error {
 			if err != nil {
 				return err
 			}
-			if err := w.enc.WriteToken(jsontext.String(w.text(tok.String()))); err != nil {
+			if err := w.enc.WriteToken(jsontext.String(w.cleanString(tok.String()))); err != nil {
 				return err
 			}
 			return w.blank()
@@ -126,8 +126,8 @@ func (w *rewriter) blank() error {
 // schemas caches compiled output schemas: a stage rewrites many results of a few tools. The zero value
 // is ready. Plugins choose their schemas, so a full cache is emptied.
 type schemas struct {
-	mu     sync.Mutex                    // protects source
-	source map[string]*jsonschema.Schema // by their text
+	mu       sync.Mutex                    // protects compiled
+	compiled map[string]*jsonschema.Schema // by source text; nil: it cannot be compiled
 }
 
 // maxSchemas bounds a cache of schemas.
@@ -137,14 +137,14 @@ const maxSchemas = 512
 func (c *schemas) get(raw []byte) *jsonschema.Schema {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s, ok := c.source[string(raw)]; ok {
+	if s, ok := c.compiled[string(raw)]; ok {
 		return s
 	}
-	if c.source == nil || len(c.source) >= maxSchemas {
-		c.source = make(map[string]*jsonschema.Schema)
+	if c.compiled == nil || len(c.compiled) >= maxSchemas {
+		c.compiled = make(map[string]*jsonschema.Schema)
 	}
 	s := compile(raw)
-	c.source[string(raw)] = s
+	c.compiled[string(raw)] = s
 	return s
 }
 

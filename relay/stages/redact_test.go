@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,83 +15,107 @@ import (
 
 const canary = "hunter2-canary"
 
-// A secret leaves by no way that a result, an error or a session has.
-func TestRedactNothingLeaves(t *testing.T) {
-	escaped := strings.ReplaceAll(canary, "h", `\u0068`) // the same string, in other bytes
-	doc := `{"a":1.50,"password":{"deep":["` + canary + `"]},"list":[{"PassWord":"` + canary + `"},"say ` + escaped + `!"],"` + canary + `":true,"n":4242424242424242,"text":"{\"inner\":{\"password\":\"` + canary + `\"}}"}`
-	clean := `{"a":1.50,"password":"[redacted]","list":[{"PassWord":"[redacted]"},"say [redacted]!"],"[redacted]":true,"n":"[redacted]","text":"{\"inner\":{\"password\":\"[redacted]\"}}"}`
-	p := &plugin{name: "p", read: doc}
-	session := &progress{}
+// The document that a plugin answers, with a secret in each place where one may be, and what a client
+// gets of it.
+var (
+	secretDoc = `{"a":1.50,"password":{"deep":["` + canary + `"]},"list":[{"PassWord":"` + canary + `"},"say ` + strings.ReplaceAll(canary, "h", `\u0068`) + `!"],"` +
+		canary + `":true,"n":4242424242424242,"text":"{\"inner\":{\"password\":\"` + canary + `\"}}"}`
+	redactedDoc = `{"a":1.50,"password":"[redacted]","list":[{"PassWord":"[redacted]"},"say [redacted]!"],"[redacted]":true,"n":"[redacted]","text":"{\"inner\":{\"password\":\"[redacted]\"}}"}`
+)
+
+// newRedactingKernel redacts the field password, the canary and a number.
+func newRedactingKernel(t *testing.T, p *plugin) *kernel.Kernel {
+	t.Helper()
 	k, m := newKernel(t, stages.Options{}, p)
-	set(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+","42{1}[0-9]{14}"]}`)
-	answers := map[string]func() (*kernel.Result, error){
-		"structured": func() (*kernel.Result, error) { return &kernel.Result{Structured: json.RawMessage(doc)}, nil },
-		"content":    func() (*kernel.Result, error) { return &kernel.Result{Content: []json.RawMessage{[]byte(doc)}}, nil },
-		"meta":       func() (*kernel.Result, error) { return &kernel.Result{Meta: json.RawMessage(doc)}, nil },
-		"input": func() (*kernel.Result, error) {
-			return &kernel.Result{InputRequests: json.RawMessage(doc), RequestState: canary}, nil
-		},
-		"fault": func() (*kernel.Result, error) {
-			return &kernel.Result{RPCError: &kernel.RPCError{Message: canary, Data: json.RawMessage(doc)}}, nil
-		},
-		"error": func() (*kernel.Result, error) { return nil, manifest.E(manifest.BadRequest, "no "+canary) },
+	enable(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+","42{1}[0-9]{14}"]}`)
+	return k
+}
+
+// wantRedacted checks that a text has no secret, but something in place of one.
+func wantRedacted(t *testing.T, text string) {
+	t.Helper()
+	if strings.Contains(text, "hunter2") || strings.Contains(text, "4242") || !strings.Contains(text, "[redacted]") {
+		t.Errorf("got %s, want [redacted] in place of each secret", text)
 	}
-	for name, answer := range answers {
-		given, _ := answer()
-		before := fmt.Sprintf("%+v", given)
-		p.call = func(r *kernel.Request) (*kernel.Result, error) {
-			if r.Session != nil {
-				_ = r.Session.Notify(t.Context(), "notifications/message", json.RawMessage(doc))
-				_, _ = r.Session.Request(t.Context(), "elicitation/create", json.RawMessage(doc))
-			}
-			if given == nil {
-				return answer()
-			}
-			return given, nil // the same one to everybody
-		}
-		for range 2 {
-			r := request(agent(), "p.do", `{"password":"`+canary+`"}`, "")
-			r.Session = session
-			res, err := k.Call(t.Context(), r)
-			all := fmt.Sprint(err)
-			if res != nil {
-				all += fmt.Sprintf("%s %s %s %s %s", res.Structured, res.Content, res.Meta, res.InputRequests, res.RequestState)
-				if f := res.RPCError; f != nil {
-					all += f.Message + string(f.Data)
+}
+
+// TestRedactedResults: no part of an answer has a secret. The plugin gets its arguments as they were
+// sent, and may return one result to several callers.
+func TestRedactedResults(t *testing.T) {
+	for name, result := range map[string]*kernel.Result{
+		"structured":     {Structured: json.RawMessage(secretDoc)},
+		"content":        {Content: []json.RawMessage{[]byte(secretDoc)}},
+		"meta":           {Meta: json.RawMessage(secretDoc)},
+		"input requests": {InputRequests: json.RawMessage(secretDoc), RequestState: canary},
+		"JSON-RPC error": {RPCError: &kernel.RPCError{Message: canary, Data: json.RawMessage(secretDoc)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := &plugin{name: "p", call: func(*kernel.Request) (*kernel.Result, error) { return result, nil }}
+			k := newRedactingKernel(t, p)
+			before := fmt.Sprintf("%+v", result)
+			for range 2 {
+				res, err := k.Call(t.Context(), request(agent(), "p.do", `{"password":"`+canary+`"}`, ""))
+				if err != nil {
+					t.Fatal(err)
+				}
+				all := fmt.Sprintf("%s %s %s %s %s", res.Structured, res.Content, res.Meta, res.InputRequests, res.RequestState)
+				if e := res.RPCError; e != nil {
+					all += e.Message + string(e.Data)
+				}
+				wantRedacted(t, all)
+				if len(result.Structured) > 0 && string(res.Structured) != redactedDoc {
+					t.Errorf("got  %s\nwant %s", res.Structured, redactedDoc)
 				}
 			}
-			if strings.Contains(all, "hunter2") || strings.Contains(all, "4242") || !strings.Contains(all, "[redacted]") {
-				t.Errorf("%s: %s", name, all)
+			if got, want := p.last(), `{"password":"`+canary+`"}`; got != want {
+				t.Errorf("the plugin got %s, want %s", got, want)
 			}
-			if name == "structured" && string(res.Structured) != clean {
-				t.Errorf("got  %s\nwant %s", res.Structured, clean)
+			if after := fmt.Sprintf("%+v", result); after != before {
+				t.Errorf("the plugin's result was changed to %s", after)
 			}
-			if p.last() != `{"password":"`+canary+`"}` {
-				t.Errorf("%s: the plugin saw %s", name, p.last())
-			}
+		})
+	}
+}
+
+// TestRedactedError: the message of an error has no secret.
+func TestRedactedError(t *testing.T) {
+	k := newRedactingKernel(t, &plugin{name: "p", call: func(*kernel.Request) (*kernel.Result, error) {
+		return nil, manifest.E(manifest.BadRequest, "no "+canary)
+	}})
+	_, err := k.Call(t.Context(), request(agent(), "p.do", `{}`, ""))
+	wantRedacted(t, fmt.Sprint(err))
+}
+
+// TestRedactedMessages: what a plugin sends to the client during a call has no secret.
+func TestRedactedMessages(t *testing.T) {
+	k := newRedactingKernel(t, &plugin{name: "p", call: func(r *kernel.Request) (*kernel.Result, error) {
+		_ = r.Session.Notify(t.Context(), "notifications/message", json.RawMessage(secretDoc))
+		_, _ = r.Session.Request(t.Context(), "elicitation/create", json.RawMessage(secretDoc))
+		return &kernel.Result{Structured: json.RawMessage(`{}`)}, nil
+	}})
+	session := &progress{}
+	r := request(agent(), "p.do", `{}`, "")
+	r.Session = session
+	if _, err := k.Call(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"notifications/message " + redactedDoc, "elicitation/create " + redactedDoc}
+	if !slices.Equal(session.notified, want) {
+		t.Errorf("the client got %q, want %q", session.notified, want)
+	}
+}
+
+// TestRedactedResources: JSON and text are redacted. Binary data is not text, and passes unchanged.
+func TestRedactedResources(t *testing.T) {
+	for _, tt := range []struct{ name, data, want string }{
+		{"JSON", secretDoc, redactedDoc},
+		{"text", "plain text with " + canary, "plain text with [redacted]"},
+		{"binary", "\xff\xfe binary", "\xff\xfe binary"},
+	} {
+		k := newRedactingKernel(t, &plugin{name: "p", read: tt.data})
+		if _, data, err := k.Read(t.Context(), agent(), "mcp://p/all.json"); err != nil || string(data) != tt.want {
+			t.Errorf("%s: got %q, %v, want %q", tt.name, data, err, tt.want)
 		}
-		if after := fmt.Sprintf("%+v", given); after != before {
-			t.Errorf("%s: the plugin's own result was changed to %s", name, after)
-		}
-	}
-	for _, notified := range session.notified {
-		if !strings.HasSuffix(notified, clean) {
-			t.Errorf("notified the client %s", notified)
-		}
-	}
-	if len(session.notified) == 0 {
-		t.Error("the client was notified of nothing")
-	}
-	if _, data, err := k.Read(t.Context(), agent(), "mcp://p/all.json"); err != nil || string(data) != clean {
-		t.Errorf("a resource: %s, %v", data, err)
-	}
-	p.read = "plain text with " + canary
-	if _, data, _ := k.Read(t.Context(), agent(), "mcp://p/all.json"); string(data) != "plain text with [redacted]" {
-		t.Errorf("a text resource: %s", data)
-	}
-	p.read = "\xff\xfe binary"
-	if _, data, _ := k.Read(t.Context(), agent(), "mcp://p/all.json"); string(data) != p.read {
-		t.Errorf("a binary resource: %q", data)
 	}
 }
 
@@ -230,7 +255,7 @@ func TestRedactMethods(t *testing.T) {
 	if got := get("prompts/get"); !strings.Contains(got, canary) {
 		t.Errorf("off: %s", got)
 	}
-	set(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+"]}`)
+	enable(t, m, "redact", `{"fields":["password"],"patterns":["hunter2-[a-z]+"]}`)
 	if got := get("prompts/get"); got != `{"messages":[{"content":{"type":"text","text":"say [redacted]"}}],"password":"[redacted]"} <nil>` {
 		t.Errorf("redacted: %s", got)
 	}
@@ -238,7 +263,7 @@ func TestRedactMethods(t *testing.T) {
 		t.Errorf("an error: %s", got)
 	}
 	for rules, want := range map[string]bool{`[{"effect":"deny","method":"prompts/get"}]`: false, `[{"effect":"deny"}]`: false, `[{"effect":"deny","tool":"*"}]`: true} {
-		set(t, m, "acl", `{"rules":`+rules+`}`)
+		enable(t, m, "acl", `{"rules":`+rules+`}`)
 		if got := get("prompts/list"); (got != "not found") != want {
 			t.Errorf("%s: prompts/list: %s", rules, got)
 		}

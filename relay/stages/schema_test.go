@@ -43,7 +43,7 @@ func TestRedactKeepsTheSchema(t *testing.T) {
 				return &kernel.Result{Structured: json.RawMessage(tt.answer)}, nil
 			}
 			k, m := newKernel(t, stages.Options{}, p)
-			set(t, m, "redact", `{"fields":["token"],"patterns":["42421"]}`)
+			enable(t, m, "redact", `{"fields":["token"],"patterns":["42421"]}`)
 			res, err := k.Call(t.Context(), request(agent(), "p.do", `{}`, ""))
 			if err != nil {
 				t.Fatal(err)

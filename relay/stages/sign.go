@@ -119,7 +119,7 @@ const transportHTTP = "http"
 
 // ResultMessage returns the message of a request's result, with what its caller gets.
 func ResultMessage(r *kernel.Request, res *kernel.Result) *Message {
-	m := &Message{Kind: "result", Tool: r.Tool, URI: r.URI, Nonce: text(r.Meta, MetaNonce),
+	m := &Message{Kind: "result", Tool: r.Tool, URI: r.URI, Nonce: metaString(r.Meta, MetaNonce),
 		Structured: res.Structured, Content: res.Content, IsError: res.IsError, Input: res.InputRequests}
 	if r.Caller.Transport == transportHTTP && len(m.Structured) > 0 {
 		m.Content = nil
@@ -134,7 +134,7 @@ func ResultMessage(r *kernel.Request, res *kernel.Result) *Message {
 // RequestMessage returns the message of a request, with its arguments as the client sent
 // them.
 func RequestMessage(r *kernel.Request) *Message {
-	m := &Message{Kind: "request", Tool: r.Tool, URI: r.URI, Nonce: text(r.Meta, MetaNonce), Arguments: r.Arguments}
+	m := &Message{Kind: "request", Tool: r.Tool, URI: r.URI, Nonce: metaString(r.Meta, MetaNonce), Arguments: r.Arguments}
 	if len(m.Arguments) == 0 && r.Method != kernel.MethodRead {
 		m.Arguments = json.RawMessage("{}")
 	}
@@ -267,7 +267,7 @@ func (s *signer) wrap(next kernel.Handler) kernel.Handler {
 // check verifies the signature of a request, if it has or needs one. An unknown key and a wrong
 // signature get the same error, so that key ids cannot be probed.
 func (s *signer) check(r *kernel.Request) error {
-	raw := member(r.Meta, MetaSignature)
+	raw := metaMember(r.Meta, MetaSignature)
 	if raw == nil {
 		if !s.cfg.Require {
 			return nil

@@ -94,7 +94,7 @@ func ParseAnswer(data []byte) (*SignedAnswer, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw := member(meta, MetaSignature)
+	raw := metaMember(meta, MetaSignature)
 	if raw == nil {
 		return nil, ErrUnsigned
 	}

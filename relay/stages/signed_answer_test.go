@@ -50,7 +50,7 @@ func TestVectorOfDocs(t *testing.T) {
 func signedCall(t *testing.T, p *plugin, r *kernel.Request) *kernel.Result {
 	t.Helper()
 	k, m := newKernel(t, stages.Options{KeyDir: keyDir(t)}, p)
-	set(t, m, "sign", `{"kid":"one","key_file":"k1"}`)
+	enable(t, m, "sign", `{"kid":"one","key_file":"k1"}`)
 	res, err := k.Call(t.Context(), r)
 	if err != nil {
 		t.Fatal(err)

@@ -36,9 +36,6 @@ import (
 	"agentctl/relay/pipeline"
 )
 
-// controlPlane is the name of the plugin that administers the kernel.
-const controlPlane = "kernel"
-
 // stage is a configured piece of middleware. It may be shared by several entries.
 type stage interface {
 	wrap(next kernel.Handler) kernel.Handler
@@ -120,7 +117,7 @@ func matcher(k *kind, s pipeline.Scope) func(*kernel.Request) bool {
 		return in
 	}
 	return func(r *kernel.Request) bool {
-		return in(r) && (r.Plugin() != controlPlane || !r.Caller.Has(manifest.ScopeKernelAdmin))
+		return in(r) && (r.Plugin() != kernel.ControlPlugin || !r.Caller.Has(manifest.ScopeKernelAdmin))
 	}
 }
 
