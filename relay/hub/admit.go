@@ -9,11 +9,11 @@ import (
 
 // admission is what was decided about a link after its authentication.
 type admission struct {
-	session *link.Session
-	node    *Node // whose session it resumes; nil: it gets a fresh one
-	seen    []link.ResumedCommand
-	rival   *Node // the linked node that it may take over; nil: none
-	held    bool  // it counts in Hub.admitted
+	session   *link.Session
+	node      *Node                 // whose session it resumes; nil: it gets a fresh one
+	seen      []link.ResumedCommand // what the device has received of that session
+	rival     *Node                 // the linked node that it may take over; nil: none
+	isCounted bool                  // it counts in Hub.admitted
 }
 
 // maxAdmitted is how many links of one node may be between auth and ready: the holder of one
@@ -29,7 +29,7 @@ func (h *Hub) admit(ctx context.Context, s *link.Session, a *link.Auth, adm *adm
 		return link.Admission{}, &link.Refusal{Code: link.CloseRateLimited, Reason: "rate_limited"}
 	}
 	h.admitted[s.NodeID]++
-	adm.session, adm.held = s, true
+	adm.session, adm.isCounted = s, true
 	h.mu.Unlock()
 	if n := h.reserveSession(s, a.Resume); n != nil {
 		adm.node, adm.seen = n, a.Resume.Seen
@@ -39,9 +39,9 @@ func (h *Hub) admit(ctx context.Context, s *link.Session, a *link.Auth, adm *adm
 	return link.Admission{}, h.contest(ctx, s, adm.rival)
 }
 
-// release ends what admit holds.
+// release undoes what admit has counted.
 func (h *Hub) release(nodeID string, adm *admission) {
-	if adm.held {
+	if adm.isCounted {
 		h.mu.Lock()
 		if h.admitted[nodeID]--; h.admitted[nodeID] == 0 {
 			delete(h.admitted, nodeID)

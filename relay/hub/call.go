@@ -88,7 +88,7 @@ func (n *Node) roundTrip(ctx context.Context, p *pendingCall, args []byte, opt C
 		n.sendCancel(p.id)
 	}
 	// Without a link the board was simply not there, whatever the deadline was.
-	linked := n.state == isLinked
+	linked := n.state == stateLinked
 	n.mu.Unlock()
 	switch {
 	case ended && was == link.Queued && !linked && isDeadline(ctx):
@@ -117,9 +117,9 @@ func (n *Node) start(p *pendingCall) error {
 // that is nil.
 func (n *Node) startLocked(p *pendingCall) (unflushed *link.Session, err error) {
 	switch {
-	case n.state == isEnded, n.state == isLost && time.Since(n.lostAt) >= queueTime:
+	case n.state == stateEnded, n.state == stateLost && time.Since(n.lostAt) >= queueTime:
 		return nil, offlineError()
-	case n.state == isLinked && n.isSuspect():
+	case n.state == stateLinked && n.isSuspect():
 		return nil, suspectError()
 	case !n.announces(p.tool.Canonical):
 		return nil, withdrawnError()
@@ -127,7 +127,7 @@ func (n *Node) startLocked(p *pendingCall) (unflushed *link.Session, err error) 
 	if n.calls.Add(p.id, p.deadline, link.CallInfo{Tool: p.tool.Canonical, TraceID: p.opt.TraceID}, p) != nil {
 		return nil, rateLimited("too many commands wait for this device; retry later", "queue")
 	}
-	if n.state != isLinked {
+	if n.state != stateLinked {
 		return nil, nil
 	}
 	if unflushed, err = n.enqueueLocked(p); err != nil {

@@ -17,7 +17,7 @@ import (
 
 func TestCall(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		done := r.call(n, "ping")
@@ -52,7 +52,7 @@ func TestCall(t *testing.T) {
 // own answer (RFC-0005 §6.8).
 func TestReversedAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		type sent struct {
@@ -87,7 +87,7 @@ func TestReversedAcks(t *testing.T) {
 // later ack only reaches the audit log.
 func TestNeverAcks(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		r.takeLines(&r.events)
@@ -125,7 +125,7 @@ func TestNeverAcks(t *testing.T) {
 // TestForeignAck: a node cannot answer the command of another one.
 func TestForeignAck(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		a, b := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
 		r.takeLines(&r.events)
 		done := r.call(r.node(nodeA), "ping")
@@ -157,7 +157,7 @@ func TestBadResults(t *testing.T) {
 		{"null", func() string { return `null` }},
 	}
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		r.takeLines(&r.events)
@@ -193,7 +193,7 @@ func TestDeviceRefuses(t *testing.T) {
 		{manifest.Internal, manifest.Internal},
 	}
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		for _, tt := range tests {
 			done := r.call(r.node(nodeA), "ping")
@@ -212,7 +212,7 @@ func TestDeviceRefuses(t *testing.T) {
 // TestQueueFull: a node accepts 64 commands at a time; a call that ends frees its slot.
 func TestQueueFull(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		var calls []chan callReturn
@@ -246,7 +246,7 @@ func TestQueueFull(t *testing.T) {
 func TestDeviceDisconnects(t *testing.T) {
 	for _, how := range []string{"leaves", "is silent", "is cut in the hub"} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			b := r.attach(nodeA, instance1)
 			n := r.node(nodeA)
 			if how == "is silent" {
@@ -292,7 +292,7 @@ func TestDeviceDisconnects(t *testing.T) {
 // TestCanceledCaller: a call whose ctx has ended sends nothing.
 func TestCanceledCaller(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		gone := errors.New("gone fishing")
@@ -309,72 +309,82 @@ func TestCanceledCaller(t *testing.T) {
 	})
 }
 
-// TestEveryCallEndsOnce: with any answers of a device and callers that leave at any time,
-// each call ends exactly once, in time, and with its own result (I2, I3, I5).
+// TestEveryCallEndsOnce: with a device that answers late, out of order or never, and callers that
+// leave at any time, each call ends exactly once, in time, and with its own result (I2, I3, I5).
 func TestEveryCallEndsOnce(t *testing.T) {
 	for seed := range uint64(30) {
 		bubble(t, func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(seed, 1))
-			r := newRig(t)
+			r := newTestHub(t)
 			b := r.attach(nodeA, instance1)
 			n := r.node(nodeA)
-			var wg, device sync.WaitGroup
-			device.Go(func() {
-				rng := rand.New(rand.NewPCG(seed, 2))
-				var postponed []func()
-				for e := range b.in {
-					if e.Type != link.TypeCmd {
-						continue
-					}
-					var c link.Cmd
-					_ = e.Decode(&c)
-					answer := func() {
-						message := strings.TrimSuffix(strings.TrimPrefix(string(c.Arguments), `{"message":"`), `"}`)
-						_ = b.conn.Write(link.AppendAck(nil, link.NewID(), e.MsgID, []byte(echoed(nodeA, message))))
-					}
-					switch rng.IntN(5) {
-					case 0: // never
-					case 1:
-						postponed = append(postponed, answer) // later, out of order
-					default:
-						answer()
-					}
-					if len(postponed) > 3 || rng.IntN(4) == 0 {
-						for _, i := range rng.Perm(len(postponed)) {
-							postponed[i]()
-						}
-						postponed = nil
-					}
-				}
-			})
+			var calls, device sync.WaitGroup
+			device.Go(func() { b.answerUnreliably(rand.New(rand.NewPCG(seed, 2))) })
+			rng := rand.New(rand.NewPCG(seed, 1))
 			for i := range 200 {
-				budget := []time.Duration{5 * time.Second, time.Duration(1+rng.IntN(3)) * time.Millisecond}[rng.IntN(2)]
+				budget := 5 * time.Second
+				if rng.IntN(2) == 0 {
+					budget = time.Duration(1+rng.IntN(3)) * time.Millisecond // less than some answers take
+				}
 				time.Sleep(time.Duration(rng.IntN(2)) * time.Millisecond)
-				wg.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), budget)
-					defer cancel()
-					start, message := time.Now(), fmt.Sprint("message ", i)
-					result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
-					var e *manifest.Error
-					switch {
-					case err == nil && !strings.Contains(string(result), `"`+message+`"`):
-						t.Errorf("call %d got %s", i, result)
-					case err != nil && (!errors.As(err, &e) || e.Code != manifest.RateLimited && e.Code != manifest.DeadlineExceeded):
-						t.Errorf("call %d: %v", i, err)
-					case time.Since(start) > budget:
-						t.Errorf("call %d ended after %v of %v", i, time.Since(start), budget)
-					}
-				})
+				calls.Go(func() { r.callAndCheck(n, fmt.Sprint("message ", i), budget) })
 			}
-			wg.Wait()
+			calls.Wait()
 			n.mu.Lock()
 			if n.calls.Len() != 0 {
-				t.Errorf("%d calls are left", n.calls.Len())
+				t.Errorf("seed %d: %d calls are left in the table", seed, n.calls.Len())
 			}
 			n.mu.Unlock()
 			b.close()
 			r.end()
 			device.Wait()
 		})
+	}
+}
+
+// answerUnreliably answers echo commands until the link ends: three of five at once, one later and out
+// of order, one never.
+func (b *board) answerUnreliably(rng *rand.Rand) {
+	var postponed []func()
+	for e := range b.in {
+		if e.Type != link.TypeCmd {
+			continue
+		}
+		var c link.Cmd
+		_ = e.Decode(&c)
+		answer := func() {
+			message := strings.TrimSuffix(strings.TrimPrefix(string(c.Arguments), `{"message":"`), `"}`)
+			_ = b.conn.Write(link.AppendAck(nil, link.NewID(), e.MsgID, []byte(echoed(nodeA, message))))
+		}
+		switch rng.IntN(5) {
+		case 0: // never
+		case 1:
+			postponed = append(postponed, answer)
+		default:
+			answer()
+		}
+		if len(postponed) > 3 || rng.IntN(4) == 0 {
+			for _, i := range rng.Perm(len(postponed)) {
+				postponed[i]()
+			}
+			postponed = nil
+		}
+	}
+}
+
+// callAndCheck makes a call that may take a budget, and checks that it ends with the echo of its
+// message, or with an error that says that there was no answer in time, or no room for the call.
+func (r *testHub) callAndCheck(n *Node, message string, budget time.Duration) {
+	ctx, cancel := context.WithTimeout(r.t.Context(), budget)
+	defer cancel()
+	start := time.Now()
+	result, err := n.Call(ctx, r.tool(n, "echo.invoke"), []byte(`{"message":"`+message+`"}`), CallOptions{})
+	var e *manifest.Error
+	switch {
+	case err == nil && !strings.Contains(string(result), `"`+message+`"`):
+		r.t.Errorf("%s: got the result %s", message, result)
+	case err != nil && (!errors.As(err, &e) || e.Code != manifest.RateLimited && e.Code != manifest.DeadlineExceeded):
+		r.t.Errorf("%s: got %v, want a result, %s or %s", message, err, manifest.RateLimited, manifest.DeadlineExceeded)
+	case time.Since(start) > budget:
+		r.t.Errorf("%s: ended after %v, want at most %v", message, time.Since(start), budget)
 	}
 }

@@ -16,7 +16,7 @@ const v21 = link.Subprotocol21
 func (b *board) freeze() { b.wire.cut.Store(true) }
 
 // newcomer dials with an auth and returns the close code, or 0 when it is admitted.
-func (r *rig) newcomer(subprotocol string, a link.Auth) (*board, int) {
+func (r *testHub) newcomer(subprotocol string, a link.Auth) (*board, int) {
 	b := r.dialOn(subprotocol)
 	b.next(link.TypeHello)
 	b.sendAs(link.TypeAuth, "", a)
@@ -46,7 +46,7 @@ func authOf(instance string) link.Auth {
 func TestHalfOpenLink(t *testing.T) {
 	for _, versions := range [][2]string{{v21, v21}, {v21, link.Subprotocol}, {link.Subprotocol, v21}} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			old := r.attachOn(versions[0], nodeA, instance1, link.Auth{})
 			waiting := r.call(r.node(nodeA), "ping")
 			old.freeze()
@@ -73,7 +73,7 @@ func TestHalfOpenLink(t *testing.T) {
 // TestSameBootTakesOver: the same process takes its node over at once.
 func TestSameBootTakesOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		a := authOf(instance1)
 		old := r.attachOn(v21, nodeA, instance1, a)
 		old.freeze()
@@ -93,7 +93,7 @@ func TestSameBootTakesOver(t *testing.T) {
 // after the incumbent has had no link for a minute; after a quiet day the mark is gone.
 func TestTwoLiveInstallations(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		first := authOf(instance1)
 		b := r.attachOn(v21, nodeA, instance1, first)
 		n := r.node(nodeA)
@@ -153,7 +153,7 @@ func TestTwoLiveInstallations(t *testing.T) {
 // the old link took time.
 func TestHalfOpenLinkWithMark(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		old := r.attachOn(v21, nodeA, instance1, link.Auth{})
 		r.hub.SuspectClone(nodeA)
 		old.freeze()
@@ -173,14 +173,14 @@ func TestHalfOpenLinkWithMark(t *testing.T) {
 // the incumbent.
 func TestCloneMarkSurvivesRestart(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		first := authOf(instance1)
 		r.attachOn(v21, nodeA, instance1, first)
 		r.newcomer(v21, authOf(instance1))
 		r.end()
 		time.Sleep(time.Hour)
 
-		again := newRig(t)
+		again := newTestHub(t)
 		again.boots = r.boots
 		again.loadCloneMark(r.cloneMS)
 		if _, code := again.newcomer(v21, authOf(instance1)); code != link.CloseSuperseded {
@@ -191,7 +191,7 @@ func TestCloneMarkSurvivesRestart(t *testing.T) {
 		}
 		again.end()
 
-		late := newRig(t)
+		late := newTestHub(t)
 		late.loadCloneMark(time.Now().Add(-23 * time.Hour).UnixMilli())
 		time.Sleep(2 * time.Hour)
 		if late.hub.CloneSuspected(nodeA) {
@@ -201,7 +201,7 @@ func TestCloneMarkSurvivesRestart(t *testing.T) {
 	})
 }
 
-func (r *rig) loadCloneMark(ms int64) {
+func (r *testHub) loadCloneMark(ms int64) {
 	r.hub.mu.Lock()
 	defer r.hub.mu.Unlock()
 	r.hub.loadCloneMarks(map[string]int64{nodeA: ms})
@@ -210,7 +210,7 @@ func (r *rig) loadCloneMark(ms int64) {
 // TestNewcomersShareOnePing: many newcomers wait for one pong and are bounded.
 func TestNewcomersShareOnePing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		old := r.attachOn(v21, nodeA, instance1, link.Auth{})
 		old.freeze()
 		before := old.wire.pings.Load()
@@ -244,7 +244,7 @@ func TestNewcomersShareOnePing(t *testing.T) {
 // that has none.
 func TestSuspectClone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		a := authOf(instance1)
 		r.attachOn(v21, nodeA, instance1, a)
 		r.hub.SuspectClone(nodeA)
@@ -271,7 +271,7 @@ func TestSuspectClone(t *testing.T) {
 // and only by the session that the refresh names.
 func TestExtendGrant(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.until = time.Now().Add(time.Minute)
 		r.attachOn(v21, nodeA, instance1, link.Auth{})
 		b := r.attachOn(v21, nodeB, instance2, link.Auth{})
@@ -286,33 +286,35 @@ func TestExtendGrant(t *testing.T) {
 	})
 }
 
-// TestSuspect: a board that answers neither ping nor command for 5 s is suspect; calls fail at
-// once until anything is received.
+// attachFrozen links a board, and freezes it after it was idle for a while: it answers nothing then.
+func (r *testHub) attachFrozen() (*board, *Node) {
+	b := r.attachOn(v21, nodeA, instance1, link.Auth{})
+	time.Sleep(10 * time.Minute)
+	if r.hub.Status(nodeA).Suspect || strings.Contains(r.takeLines(&r.lifecycle), "suspect") {
+		r.t.Error("an idle board is suspect")
+	}
+	b.freeze()
+	return b, r.node(nodeA)
+}
+
+// TestSuspect: a board that has not answered a command for 5 s is suspect, and calls to it fail at once,
+// until something is received from it.
 func TestSuspect(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
-		b := r.attachOn(v21, nodeA, instance1, link.Auth{})
-		n := r.node(nodeA)
-		time.Sleep(10 * time.Minute)
-		if r.hub.Status(nodeA).Suspect || strings.Contains(r.takeLines(&r.lifecycle), "suspect") {
-			t.Error("an idle board is suspect")
-		}
-		b.freeze()
+		r := newTestHub(t)
+		b, n := r.attachFrozen()
 		a := <-r.call(n, "no answer")
 		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
-		start := time.Now()
 		a = <-r.call(n, "refused")
 		r.wantOutcome(a.err, manifest.NodeOffline, manifest.NotSent)
-		if e := manifest.AsError(a.err); e.Reason != "suspect" || time.Since(start) != 0 {
-			t.Errorf("got %v after %v", a.err, time.Since(start))
+		if e := manifest.AsError(a.err); e.Reason != "suspect" || a.took != 0 {
+			t.Errorf("a call to a suspect board: reason %q after %v, want suspect at once", e.Reason, a.took)
 		}
 		time.Sleep(2 * time.Second) // a sweep comes each second
-		if !r.hub.Status(nodeA).Suspect {
-			t.Error("not suspect after 5 s without an answer")
+		if got := r.takeLines(&r.lifecycle); got != "suspect true" || !r.hub.Status(nodeA).Suspect {
+			t.Errorf("after 5 s without an answer: reported %q, want suspect true", got)
 		}
-		if got := r.takeLines(&r.lifecycle); got != "suspect true" {
-			t.Errorf("surface: %s", got)
-		}
+
 		_ = b.conn.Ping(nil)
 		synctest.Wait()
 		if r.hub.Status(nodeA).Suspect {
@@ -321,40 +323,51 @@ func TestSuspect(t *testing.T) {
 		b.wire.cut.Store(false)
 		time.Sleep(2 * time.Second)
 		if got := r.takeLines(&r.lifecycle); got != "suspect false" {
-			t.Errorf("surface: %s", got)
+			t.Errorf("after a ping of the board: reported %q, want suspect false", got)
 		}
 		if len(r.hub.watched) != 0 {
-			t.Errorf("%d nodes are watched", len(r.hub.watched))
+			t.Errorf("%d nodes are still watched, want none", len(r.hub.watched))
 		}
+		r.end()
+	})
+}
 
-		// A handler that hangs on a link that is alive is not suspect.
-		b.cmd() // the first call's, unanswered
-		b.next(link.TypeCmdCancel)
-		a = <-r.call(n, "hangs")
+// TestHangingHandlersAreNotSuspect: a board whose handlers hang is not suspect while its link answers
+// pings, also if they hang one after the other.
+func TestHangingHandlersAreNotSuspect(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTestHub(t)
+		r.attachOn(v21, nodeA, instance1, link.Auth{})
+		n := r.node(nodeA)
+		a := <-r.call(n, "hangs")
 		r.wantOutcome(a.err, manifest.DeadlineExceeded, manifest.OutcomeUnknown)
 		if r.hub.Status(nodeA).Suspect {
-			t.Error("a board that answers pings is suspect")
+			t.Error("suspect after one command without an answer")
 		}
-
-		// Nor are handlers that hang one after the other: each command is followed by a ping.
-		for range 48 {
+		for range 48 { // 12 s
 			time.Sleep(250 * time.Millisecond)
 			r.call(n, "hangs")
 			if r.hub.Status(nodeA).Suspect {
-				t.Fatal("a board that answers pings is suspect")
+				t.Fatal("suspect while commands come one after the other")
 			}
 		}
-		time.Sleep(6 * time.Second)
+		time.Sleep(6 * time.Second) // the last calls end
+		r.end()
+	})
+}
 
-		// An idle board that is dead is suspect 5 s after the next ping, and then gone.
-		b.freeze()
-		time.Sleep(31 * time.Second)
+// TestDeadIdleBoard: a board to which nobody calls is suspect 5 s after the next ping, and then offline.
+func TestDeadIdleBoard(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		r := newTestHub(t)
+		r.attachFrozen()
+		time.Sleep(link.PingInterval + suspectTime + time.Second)
 		if !r.hub.Status(nodeA).Suspect {
-			t.Error("a dead idle board is not suspect")
+			t.Error("not suspect 5 s after a ping without an answer")
 		}
 		time.Sleep(40 * time.Second)
 		if r.hub.Status(nodeA).Suspect || r.hub.IsOnline(nodeA) {
-			t.Error("a silent board is online")
+			t.Errorf("after link.IdleTimeout: %+v, online %v; want offline", r.hub.Status(nodeA), r.hub.IsOnline(nodeA))
 		}
 		r.end()
 	})
@@ -364,7 +377,7 @@ func TestSuspect(t *testing.T) {
 // boards do not wait.
 func TestPacing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		const boards = 800 // more would exceed the goroutines that the race detector allows
 		start := time.Now()
 		ready := make(chan time.Duration, boards)
@@ -403,7 +416,7 @@ func TestPacing(t *testing.T) {
 // TestReconnectSpread: the spread follows the boards of the last hour.
 func TestReconnectSpread(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		recent := 5000
 		r.hub.mu.Lock()
 		r.hub.opt.RecentNodes = func() int { return recent }

@@ -8,11 +8,11 @@ import (
 	"agentctl/transport/link"
 )
 
-// The way of a link into the hub, from its handshake to the start of its session:
+// How a link becomes a node's, from its handshake to the start of its session:
 //
-//	handshake  link.Accept, which calls admit (admit.go) after auth
-//	serve      resume, or takeOver for a fresh session; then announces the node
-//	linkLocked enters the node into Hub.nodes and the timer wheel
+//	handshake   link.Accept, which calls admit (admit.go) after auth
+//	serve       resume, or takeOver for a fresh session; then OnAnnounce and the session
+//	linkLocked  enters the node into Hub.nodes and the timer wheel
 
 // handshake runs a link's handshake and starts its session.
 func (h *Hub) handshake(conn link.Conn, slot *Slot) {
@@ -23,7 +23,7 @@ func (h *Hub) handshake(conn link.Conn, slot *Slot) {
 		Authenticate: func(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 			g, err := h.opt.Authenticate(ctx, a)
 			if err != nil {
-				slot.Release() // it waits in no place of the other boards of its address
+				slot.Release() // the delay must not occupy a slot of its address
 				if h.opt.DelayRefusal != nil {
 					h.opt.DelayRefusal(ctx, slot.client)
 				}

@@ -36,8 +36,8 @@ func bubble(t *testing.T, fn func(t *testing.T)) {
 	})
 }
 
-// rig is a hub whose callbacks are recorded.
-type rig struct {
+// testHub is a hub whose callbacks are recorded.
+type testHub struct {
 	t    *testing.T
 	hub  *Hub
 	stop context.CancelFunc
@@ -60,9 +60,9 @@ type rig struct {
 	cloneMS    int64                              // the last SaveCloneTime
 }
 
-// newRig starts a hub that accepts a node id as token.
-func newRig(t *testing.T) *rig {
-	r := &rig{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool), boots: make(map[string]string), listed: make(map[string]*Node), readies: make(map[string]int)}
+// newTestHub starts a hub that accepts a node id as token.
+func newTestHub(t *testing.T) *testHub {
+	r := &testHub{t: t, done: make(chan error, 1), nodes: make(map[string]*Node), revoked: make(map[string]bool), boots: make(map[string]string), listed: make(map[string]*Node), readies: make(map[string]int)}
 	r.hub = New(Options{
 		Now: func() time.Time { r.mu.Lock(); defer r.mu.Unlock(); return time.Now().Add(r.clockError) },
 		OnDeviceEvent: func(n *Node, _ string, data []byte) {
@@ -137,7 +137,7 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) active(node string) error {
+func (r *testHub) active(node string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.revoked[node] || !r.until.IsZero() && !time.Now().Before(r.until) {
@@ -147,7 +147,7 @@ func (r *rig) active(node string) error {
 }
 
 // useGrantRevision sets GrantRevision to the number of revocations.
-func (r *rig) useGrantRevision() {
+func (r *testHub) useGrantRevision() {
 	r.hub.mu.Lock()
 	defer r.hub.mu.Unlock()
 	r.hub.opt.GrantRevision = func() int64 {
@@ -157,20 +157,20 @@ func (r *rig) useGrantRevision() {
 	}
 }
 
-func (r *rig) revoke(node string) {
+func (r *testHub) revoke(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.revoked[node] = true
 }
 
-func (r *rig) note(to *[]string, format string, args ...any) {
+func (r *testHub) note(to *[]string, format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	*to = append(*to, fmt.Sprintf(format, args...))
 }
 
 // takeLines returns what was recorded since its last call.
-func (r *rig) takeLines(of *[]string) string {
+func (r *testHub) takeLines(of *[]string) string {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -179,7 +179,7 @@ func (r *rig) takeLines(of *[]string) string {
 	return s
 }
 
-func (r *rig) wantEvents(want string) {
+func (r *testHub) wantEvents(want string) {
 	r.t.Helper()
 	if got := r.takeLines(&r.events); got != want {
 		r.t.Errorf("events: got %q, want %q", got, want)
@@ -187,7 +187,7 @@ func (r *rig) wantEvents(want string) {
 }
 
 // end stops the hub; Run waits for its sessions.
-func (r *rig) end() {
+func (r *testHub) end() {
 	r.t.Helper()
 	r.stop()
 	if err := <-r.done; !errors.Is(err, context.Canceled) {
@@ -198,7 +198,7 @@ func (r *rig) end() {
 	}
 }
 
-func (r *rig) node(id string) *Node {
+func (r *testHub) node(id string) *Node {
 	synctest.Wait()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -206,7 +206,7 @@ func (r *rig) node(id string) *Node {
 }
 
 // tool finds a node's tool by its last two segments.
-func (r *rig) tool(n *Node, name string) *manifest.Tool {
+func (r *testHub) tool(n *Node, name string) *manifest.Tool {
 	tools := n.Tools()
 	for i := range tools {
 		if strings.HasSuffix(tools[i].Canonical, "."+name) {
@@ -225,7 +225,7 @@ type callReturn struct {
 
 // call sends an echo in a goroutine, with the gateway's budget. The command has been sent
 // when call returns.
-func (r *rig) call(n *Node, message string) chan callReturn {
+func (r *testHub) call(n *Node, message string) chan callReturn {
 	done := make(chan callReturn, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -238,10 +238,10 @@ func (r *rig) call(n *Node, message string) chan callReturn {
 	return done
 }
 
-// testTrace is the trace id of the calls of rig.call.
+// testTrace is the trace id of the calls of testHub.call.
 const testTrace = "00000000000000000000000000000001"
 
-func (r *rig) wantOutcome(err error, code manifest.Code, outcome manifest.Outcome) {
+func (r *testHub) wantOutcome(err error, code manifest.Code, outcome manifest.Outcome) {
 	r.t.Helper()
 	var e *manifest.Error
 	if !errors.As(err, &e) || e.Code != code || e.Outcome != outcome {
@@ -249,7 +249,7 @@ func (r *rig) wantOutcome(err error, code manifest.Code, outcome manifest.Outcom
 	}
 }
 
-func (r *rig) wantError(err error, code manifest.Code) {
+func (r *testHub) wantError(err error, code manifest.Code) {
 	r.t.Helper()
 	var e *manifest.Error
 	if !errors.As(err, &e) || e.Code != code {
@@ -267,7 +267,7 @@ type board struct {
 }
 
 // attach links a board and completes its handshake.
-func (r *rig) attach(node, instance string) *board {
+func (r *testHub) attach(node, instance string) *board {
 	r.t.Helper()
 	b := r.join(node, instance)
 	b.next(link.TypeAnnounceAck)
@@ -275,7 +275,7 @@ func (r *rig) attach(node, instance string) *board {
 }
 
 // join is attach without waiting for announce_ack.
-func (r *rig) join(node, instance string) *board {
+func (r *testHub) join(node, instance string) *board {
 	r.t.Helper()
 	b := r.dial()
 	b.authenticate(node, instance)
@@ -285,7 +285,7 @@ func (r *rig) join(node, instance string) *board {
 }
 
 // attachOn is attach with a subprotocol; auth gives the rest of the message.
-func (r *rig) attachOn(subprotocol, node, instance string, auth link.Auth) *board {
+func (r *testHub) attachOn(subprotocol, node, instance string, auth link.Auth) *board {
 	r.t.Helper()
 	b := r.dialOn(subprotocol)
 	auth.Token, auth.InstanceID = node, instance
@@ -312,7 +312,7 @@ func (b *board) authenticateWith(a link.Auth) (ok link.AuthOK) {
 }
 
 // dropAll ends all links as a network would.
-func (r *rig) dropAll() {
+func (r *testHub) dropAll() {
 	var nodes []*Node
 	r.hub.mu.Lock()
 	for _, n := range r.hub.nodes {
@@ -326,9 +326,9 @@ func (r *rig) dropAll() {
 }
 
 // dial links a board that has not sent anything yet.
-func (r *rig) dial() *board { return r.dialOn(link.Subprotocol) }
+func (r *testHub) dial() *board { return r.dialOn(link.Subprotocol) }
 
-func (r *rig) dialOn(subprotocol string) *board {
+func (r *testHub) dialOn(subprotocol string) *board {
 	dev, rel := link.Pipe()
 	if subprotocol == link.Subprotocol21 {
 		dev, rel = link.Pipe21()
@@ -466,11 +466,11 @@ func (c *acquireCounter) acquire() (func(), error) {
 	return func() { c.released.Add(1) }, nil
 }
 
-func (r *rig) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Subscriber, error) {
+func (r *testHub) subscribe(ctx context.Context, n *Node, intervalMS int64) (*Subscriber, error) {
 	return r.subscribeFor(ctx, n, intervalMS, new(acquireCounter))
 }
 
-func (r *rig) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) (*Subscriber, error) {
+func (r *testHub) subscribeFor(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) (*Subscriber, error) {
 	return n.Subscribe(ctx, r.tool(n, "metrics.subscribe"), IntervalArgs(intervalMS), intervalMS, c.acquire, CallOptions{})
 }
 
@@ -480,7 +480,7 @@ type subscribeReturn struct {
 }
 
 // startSubscribe calls Subscribe in a goroutine.
-func (r *rig) startSubscribe(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) chan subscribeReturn {
+func (r *testHub) startSubscribe(ctx context.Context, n *Node, intervalMS int64, c *acquireCounter) chan subscribeReturn {
 	done := make(chan subscribeReturn, 1)
 	go func() {
 		reader, err := r.subscribeFor(ctx, n, intervalMS, c)

@@ -165,34 +165,34 @@ type Hub struct {
 	wg             sync.WaitGroup  // handshakes and sessions
 	ctx            context.Context // ends the handshakes
 	cancel         context.CancelFunc
-	poller         *link.Poller // nil where there is none
+	poller         *link.Poller // nil on systems without epoll: each link has a goroutine then
 
 	callbackMu sync.Mutex // one callback about the state of a node at a time
 	callPool   sync.Pool  // of *pendingCall
 
 	mu                sync.Mutex                     // protects the fields below
-	nodes             map[string]*Node               // that have a link
-	lost              map[string]*Node               // that had one a moment ago, see lost.go
+	nodes             map[string]*Node               // nodes with a link, by id
+	lost              map[string]*Node               // nodes that had a link a moment ago, see lost.go
 	admitted          map[string]int                 // links between auth and ready, by node id
-	slots             map[netip.Prefix]*addressSlots // of handshakes, by address
-	knownAddresses    map[netip.Prefix]struct{}      // from which a board has authenticated
-	recentNodes       int                            // of the last hour
-	searchedAt        time.Time                      // see findCommand
+	slots             map[netip.Prefix]*addressSlots // slots of handshakes, by address
+	knownAddresses    map[netip.Prefix]struct{}      // addresses from which a board has authenticated
+	recentNodes       int                            // how many nodes were linked in the last hour
+	searchedAt        time.Time                      // when findCommand last searched
 	wheel             [wheelSize]map[*Node]struct{}  // timer wheel of the nodes, see sweep.go
-	second            int                            // of the sweep
+	sweepTick         int                            // seconds that the sweep has counted; written by it only
 	takeoverHistories map[string]*takeoverHistory    // by node id
 	clones            map[string]*cloneMark          // by node id
 	sharedManifests   map[string]*link.Manifest      // by raw bytes, see shareManifest
 	closing           bool
 
-	waitingKnown, waitingStrangers waitingLinks  // for their handshake
-	readyPace                      *rate.Limiter // of the ends of handshakes
+	waitingKnown, waitingStrangers waitingLinks  // links that wait for their handshake, see attach.go
+	readyPace                      *rate.Limiter // bounds how many handshakes end in a second
 
 	watchMu sync.Mutex // protects watched and Node.isWatched; a leaf
-	watched []*Node    // from which an answer is due, see suspect.go
+	watched []*Node    // nodes from which an answer is due, see suspect.go
 
-	revision      atomic.Uint64
-	grantRevision int64 // Options.GrantRevision at the last sweep; owned by Run
+	revision      atomic.Uint64 // see Revision
+	grantRevision int64         // Options.GrantRevision at the last sweep; owned by Run
 
 	accepted, resumed, refused, refusedSlots, commands, lateAcks, unsolicitedAcks atomic.Uint64
 	badResults, frames, badFrames, takeovers                                      atomic.Uint64
@@ -212,7 +212,7 @@ func New(opt Options) *Hub {
 	h.opt.CloneTimes = nil
 	h.countRecent()
 	h.ctx, h.cancel = context.WithCancel(context.Background())
-	h.poller, _ = link.NewPoller() // without one, each link has a goroutine
+	h.poller, _ = link.NewPoller()
 	h.callPool.New = func() any { return newCall(nil) }
 	return h
 }

@@ -16,7 +16,7 @@ import (
 // an audit event, and its tools stay available.
 func TestSameInstallationReconnects(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		old := r.attach(nodeA, instance1)
 		first := r.node(nodeA)
 		waiting := r.call(first, "ping")
@@ -59,7 +59,7 @@ func TestSameInstallationReconnects(t *testing.T) {
 // before it.
 func TestAnnounceAckAfterReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		release := make(chan bool)
 		r.onAnnounce = func(*Node) { <-release } // a slow disk
 		b := r.dial()
@@ -90,7 +90,7 @@ func TestAnnounceAckAfterReady(t *testing.T) {
 // newer link takes it over.
 func TestIsReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		release := make(chan bool)
 		r.onAnnounce = func(*Node) { <-release } // a slow disk
 		check := func(when string, want bool) {
@@ -116,7 +116,7 @@ func TestIsReady(t *testing.T) {
 // ready.
 func TestSupersededBeforeReady(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		release := make(chan bool)
 		r.onAnnounce = func(n *Node) {
 			if n.session.Load().InstanceID == instance1 {
@@ -140,7 +140,7 @@ func TestSupersededBeforeReady(t *testing.T) {
 // third takeover in a minute on, both are refused for a minute, then for two.
 func TestClones(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		fight := func() (last *board) {
 			t.Helper()
 			prev := r.attach(nodeA, instance1)
@@ -195,7 +195,7 @@ func TestClones(t *testing.T) {
 // TestRareClonesAreServed: two takeovers in a minute have no penalty.
 func TestRareClonesAreServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		for i := range 10 {
 			r.attach(nodeA, []string{instance1, instance2}[i%2])
 			time.Sleep(31 * time.Second)
@@ -213,7 +213,7 @@ func TestRareClonesAreServed(t *testing.T) {
 // TestAnnounceAgain: a second announce replaces the first.
 func TestAnnounceAgain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo()))
@@ -239,7 +239,7 @@ func TestAnnounceAgain(t *testing.T) {
 // device, whichever of the two the other side sees first.
 func TestWithdrawnTool(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		tool := r.tool(n, "echo.invoke")
@@ -260,7 +260,7 @@ func TestWithdrawnTool(t *testing.T) {
 // state.
 func TestSharedManifest(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.attach(nodeA, instance1)
 		other := r.attach(nodeB, instance2)
 		a, b := r.node(nodeA), r.node(nodeB)
@@ -288,7 +288,7 @@ func TestSharedManifest(t *testing.T) {
 
 func TestLiveness(t *testing.T) {
 	bubble(t, func(t *testing.T) { // pings every 25 s +-20 %, and answers keep the link
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		time.Sleep(10 * time.Minute)
 		if n := b.wire.pings.Load(); n < 19 || n > 30 {
@@ -307,7 +307,7 @@ func TestLiveness(t *testing.T) {
 		r.end()
 	})
 	bubble(t, func(t *testing.T) { // 60 s of silence end it
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		r.takeLines(&r.events)
 		b.wire.cut.Store(true)
@@ -326,7 +326,7 @@ func TestLiveness(t *testing.T) {
 // TestRevocation: a revoked token closes its link within 5 s and is audited once.
 func TestRevocation(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b, other := r.attach(nodeA, instance1), r.attach(nodeB, instance2)
 		waiting := r.call(r.node(nodeA), "ping")
 		r.takeLines(&r.events)
@@ -358,7 +358,7 @@ func TestGrantRevision(t *testing.T) {
 	}
 	for _, after := range []time.Duration{0, 3 * time.Second} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			r.useGrantRevision()
 			b := r.dial()
 			b.authenticate(nodeA, instance1)
@@ -375,7 +375,7 @@ func TestGrantRevision(t *testing.T) {
 		})
 	}
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.useGrantRevision()
 		b := r.attach(nodeA, instance1)
 		time.Sleep(time.Minute)
@@ -386,7 +386,7 @@ func TestGrantRevision(t *testing.T) {
 	})
 	for _, life := range []time.Duration{5 * time.Second, 100 * time.Second} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			r.useGrantRevision()
 			r.until = time.Now().Add(life)
 			soon(t, r.attach(nodeA, instance1), r.until)
@@ -400,7 +400,7 @@ func TestGrantRevision(t *testing.T) {
 
 func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		ready, shaking, silent := r.attach(nodeA, instance1), r.dial(), r.dial()
 		shaking.authenticate(nodeB, instance2)
 		silent.next(link.TypeHello)
@@ -430,7 +430,7 @@ func TestDrain(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.hub.nodeLimit, r.hub.handshakeLimit = 2, 2
 		one, two := r.dial(), r.dial()
 		if code := r.dial().waitClosed(); code != link.CloseDraining {
@@ -485,7 +485,7 @@ func TestRefused(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := newRig(t)
+				r := newTestHub(t)
 				tt.do(r.dial())
 				r.wantEvents(tt.want)
 				if s := r.hub.Stats(); s.Refused != 1 || s.Accepted != 0 {
@@ -499,7 +499,7 @@ func TestRefused(t *testing.T) {
 
 func TestLastSeenAndReconnectSpread(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.attach(nodeA, instance1)
 		r.attach(nodeB, instance2)
 		time.Sleep(11 * time.Minute)

@@ -42,9 +42,9 @@ func isResumable(s *link.Session, err error) bool {
 func (l *nodeLink) OnClosed(err error) {
 	n, h := l.Node, l.hub
 	defer h.wg.Done()
-	resumable := isResumable(l.own, err)
+	resumable := isResumable(l.linkSession, err)
 	h.mu.Lock()
-	linked := h.nodes[n.ID()] == n && n.session.Load() == l.own
+	linked := h.nodes[n.ID()] == n && n.session.Load() == l.linkSession
 	// A fresh session of the node has taken its place. If neither is true, this link's own
 	// session was resumed on a newer link, and there is nothing to end.
 	superseded := !linked && h.nodes[n.ID()] != n && h.lost[n.ID()] != n
@@ -54,7 +54,7 @@ func (l *nodeLink) OnClosed(err error) {
 	h.mu.Unlock()
 	switch {
 	case linked && resumable:
-		n.lose(l.own)
+		n.lose(l.linkSession)
 		h.callback(h.opt.OnLost, n)
 	case linked || superseded:
 		n.end()
@@ -87,13 +87,13 @@ func (h *Hub) unlinkLocked(n *Node, resumable bool) (kept bool) {
 // their stream ended with the link. It does nothing when that was done, or when the session has
 // another link by now: the goroutine that saw the end of the link, and the handshake that
 // resumes its session, both call it.
-func (n *Node) lose(own *link.Session) {
+func (n *Node) lose(ended *link.Session) {
 	n.mu.Lock()
-	if n.state != isLinked || n.session.Load() != own {
+	if n.state != stateLinked || n.session.Load() != ended {
 		n.mu.Unlock()
 		return
 	}
-	n.state, n.lostAt = isLost, time.Now()
+	n.state, n.lostAt = stateLost, time.Now()
 	n.calls.Lost()
 	calls := n.calls.FailIf(func(p *pendingCall) bool { return p.onResult != nil })
 	streams := n.endStreamsLocked()
@@ -138,7 +138,7 @@ func (h *Hub) WhileLost(n *Node, fn func()) {
 }
 
 // reserveSession finds the session that a device asks to resume and puts it into the state
-// isResuming, or returns nil. The relay may not have noticed the end of its link yet. A
+// stateResuming, or returns nil. The relay may not have noticed the end of its link yet. A
 // later handshake of the same device takes the reservation over: the one before has failed
 // without the relay knowing.
 func (h *Hub) reserveSession(s *link.Session, r *link.Resume) *Node {
@@ -156,14 +156,15 @@ func (h *Hub) reserveSession(s *link.Session, r *link.Resume) *Node {
 		return nil
 	}
 	old := n.session.Load()
-	over := !linked && (!n.isResumable || n.resumption == nil && time.Since(n.lostSince) >= link.ResumeTTL)
-	if over || !old.V21 || old.ID != r.SessionID || old.BootID != s.BootID || old.InstanceID != s.InstanceID || old.Tenant != s.Tenant {
+	hasEnded := !linked && (!n.isResumable || n.resumption == nil && time.Since(n.lostSince) >= link.ResumeTTL)
+	isSame := old.V21 && old.ID == r.SessionID && old.BootID == s.BootID && old.InstanceID == s.InstanceID && old.Tenant == s.Tenant
+	if hasEnded || !isSame {
 		h.mu.Unlock()
 		return nil
 	}
 	// The device has given up a link that still looks alive here. Its session is lost first,
 	// so that no command is written to that link any more.
-	if linked && !h.unlinkLocked(n, true) { // there are too many
+	if linked && !h.unlinkLocked(n, true) { // Hub.lost is full
 		h.mu.Unlock()
 		n.end()
 		h.gone(n)
@@ -181,7 +182,7 @@ func (h *Hub) reserveSession(s *link.Session, r *link.Resume) *Node {
 	if previous != nil {
 		previous.Close(link.CloseSuperseded, "superseded")
 	}
-	n.setState(isLost, isResuming)
+	n.setState(stateLost, stateResuming)
 	return n
 }
 
@@ -197,13 +198,13 @@ func (n *Node) setState(from, to nodeState) {
 // cancelResumption gives a reservation back: the handshake has failed.
 func (h *Hub) cancelResumption(n *Node, s *link.Session) {
 	h.mu.Lock()
-	mine := n.resumption == s
-	if mine {
+	isReserved := n.resumption == s // else a later handshake has taken the reservation over
+	if isReserved {
 		n.resumption = nil
 	}
 	h.mu.Unlock()
-	if mine {
-		n.setState(isResuming, isLost)
+	if isReserved {
+		n.setState(stateResuming, stateLost)
 	}
 }
 
@@ -217,8 +218,8 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 	var ended []failed
 	var flush *link.Session
 	n.mu.Lock()
-	if n.state != isEnded { // superseded in this moment
-		n.state = isLinked
+	if n.state != stateEnded { // superseded in this moment
+		n.state = stateLinked
 	}
 	// The frames follow the announce_ack in the session's queue. Commands of callers that
 	// come meanwhile wait for mu, so the order of the table is the order on the link.
@@ -252,7 +253,7 @@ func (n *Node) settle(seen []link.ResumedCommand) {
 // checkLost ends what has been without a link for too long. The sweep calls it each second.
 func (h *Hub) checkLost() {
 	now := time.Now()
-	var gone, over []*Node
+	var gone, ended []*Node
 	h.mu.Lock()
 	for id, n := range h.lost {
 		age := now.Sub(n.lostSince)
@@ -261,7 +262,7 @@ func (h *Hub) checkLost() {
 			gone = append(gone, n)
 		}
 		if age >= link.ResumeTTL && n.resumption == nil {
-			over = append(over, n)
+			ended = append(ended, n)
 			delete(h.lost, id)
 		}
 	}
@@ -269,7 +270,7 @@ func (h *Hub) checkLost() {
 	for _, n := range gone {
 		h.gone(n)
 	}
-	for _, n := range over {
+	for _, n := range ended {
 		n.end()
 	}
 }

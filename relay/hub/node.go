@@ -20,24 +20,25 @@ type Node struct {
 	isReady atomic.Bool                  // OnReady has returned, or had for the superseded link
 	// announced is stored under mu, together with the streams that it ends.
 	announced    atomic.Pointer[link.Manifest]
-	unansweredAt atomic.Int64 // see suspect.go
+	unansweredAt atomic.Int64 // sinceStart when the oldest unanswered message was sent, see suspect.go; 0: none
 
-	// Owned by the sweep.
+	// Written by the sweep only.
 	revoked           *link.Session // whose link checkGrant has closed
-	isReportedSuspect atomic.Bool   // OnSuspect has been called; read by all
+	isReportedSuspect atomic.Bool   // the last OnSuspect said suspect; read by any goroutine
 	probedAt          int64         // the unansweredAt for which a ping was sent
 
 	// Protected by Hub.mu.
-	wheelSlot   int
-	lostSince   time.Time     // when the link ended; meaningful in Hub.lost
-	isResumable bool          // meaningful in Hub.lost
+	wheelSlot   int           // index in Hub.wheel
+	lostSince   time.Time     // when the link ended; valid while the node is in Hub.lost
+	isResumable bool          // valid while the node is in Hub.lost
 	isGone      bool          // OnGone was called
 	resumption  *link.Session // of the handshake that is about to resume the session; nil: none
-	isWatched   bool          // in Hub.watched, protected by Hub.watchMu
+
+	isWatched bool // in Hub.watched; protected by Hub.watchMu
 
 	mu          sync.Mutex // protects the fields below
 	state       nodeState
-	lostAt      time.Time // when state became isLost
+	lostAt      time.Time // when state became stateLost
 	calls       link.Calls[*pendingCall]
 	streams     map[streamKey]*stream
 	streamsByID map[string]*stream // by the device's stream_id
@@ -47,17 +48,17 @@ type Node struct {
 type nodeState uint8
 
 const (
-	isLinked   nodeState = iota // it is written
-	isLost                      // it waits for a resumed link, but only for queueTime after lostAt
-	isResuming                  // it waits: the handshake of a resumed link is under way
-	isEnded                     // it fails
+	stateLinked   nodeState = iota // it is written
+	stateLost                      // it waits for a resumed link, but only for queueTime after lostAt
+	stateResuming                  // it waits: the handshake of a resumed link is under way
+	stateEnded                     // it fails
 )
 
-// nodeLink is one link of a node. As link.SessionOwner it handles the device's messages, in
-// the goroutine that reads them.
+// nodeLink is one link of a node, and the link.SessionOwner of its messages, which run in the
+// goroutine that reads them. Node.session may be of a newer link already; linkSession is not.
 type nodeLink struct {
 	*Node
-	own *link.Session
+	linkSession *link.Session
 }
 
 var _ link.SessionOwner = (*nodeLink)(nil)
@@ -104,7 +105,7 @@ func (n *Node) OnAnnounce(m *link.Manifest) {
 	h.revision.Add(1)
 }
 
-// endStreamsLocked empties the tables of streams; the caller closes the topics.
+// endStreamsLocked empties the tables of streams; the caller closes the topics without n.mu.
 func (n *Node) endStreamsLocked() (streams map[streamKey]*stream) {
 	streams = n.streams
 	n.hub.streams.Add(-int64(len(n.streamsByID)))
@@ -116,7 +117,7 @@ func (n *Node) endStreamsLocked() (streams map[streamKey]*stream) {
 // run; the others have not.
 func (n *Node) end() {
 	n.mu.Lock()
-	n.state = isEnded
+	n.state = stateEnded
 	calls, streams := n.calls.Fail(), n.endStreamsLocked()
 	n.mu.Unlock()
 	endAll(calls, streams)

@@ -88,7 +88,7 @@ func (c *client) end() { c.stop(); <-c.done }
 // relay, idle hours.
 func TestPair(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		c := startClient(nodeA, instance1, r.hub)
 		n := r.node(nodeA)
 		if a := <-r.call(n, "hello"); a.err != nil || a.took != 0 {
@@ -119,7 +119,7 @@ func TestPair(t *testing.T) {
 			t.Errorf("status %+v", s)
 		}
 
-		again := newRig(t)
+		again := newTestHub(t)
 		c.use(again.hub)
 		time.Sleep(time.Second) // the reconnect spread of the first relay
 		if again.node(nodeA) == nil {
@@ -138,7 +138,7 @@ func TestPair(t *testing.T) {
 // TestClonedClients: two boards flashed with one image alternate, less and less often.
 func TestClonedClients(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		a := startClient(nodeA, instance1, r.hub)
 		b := startClient(nodeA, instance2, r.hub)
 		time.Sleep(24 * time.Hour)

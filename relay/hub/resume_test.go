@@ -74,7 +74,7 @@ func (c dropConn) Write(msg []byte) error {
 }
 
 // startBoard starts a board whose link is ready when it returns.
-func (r *rig) startBoard(node, instance string) *boardSim {
+func (r *testHub) startBoard(node, instance string) *boardSim {
 	b := &boardSim{hub: r.hub, done: make(chan error, 1), runs: make(map[string]int), delay: func() time.Duration { return 0 }}
 	b.Client = link.NewClient(link.ClientOptions{
 		Dial: func(context.Context) (link.Conn, error) {
@@ -117,7 +117,7 @@ func (b *boardSim) end() { b.stop(); <-b.done }
 // their own result, and no echo runs twice. With AGENTCTL_SLOW=1 they are 10,000.
 func TestBreakAfterCommand(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.startBoard(nodeA, instance1)
 		rng := rand.New(rand.NewPCG(1, 2))
 		b.set(func() { b.delay = func() time.Duration { return time.Duration(rng.IntN(100)) * time.Millisecond } })
@@ -169,7 +169,7 @@ func TestBreakAfterCommand(t *testing.T) {
 // never back.
 func TestQueueDuringBreak(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.startBoard(nodeA, instance1)
 		n := r.node(nodeA)
 		r.takeLines(&r.lifecycle)
@@ -224,7 +224,7 @@ func TestQueueDuringBreak(t *testing.T) {
 func TestRestartInDoubt(t *testing.T) {
 	for _, subprotocol := range []string{link.Subprotocol, link.Subprotocol21} {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			b := r.attachOn(subprotocol, nodeA, instance1, link.Auth{})
 			n := r.node(nodeA)
 			written := r.call(n, "written")
@@ -253,128 +253,174 @@ func TestRestartInDoubt(t *testing.T) {
 	}
 }
 
-// TestResumeByHand: what may be resumed, frame by frame.
-func TestResumeByHand(t *testing.T) {
+// brokenSession is the session of a board whose link broke while a call was in flight.
+type brokenSession struct {
+	*testHub
+	n     *Node
+	board *board // on the link that broke
+	call  chan callReturn
+	cmdID string
+	cmd   link.Cmd
+	id    string    // of the session
+	auth  link.Auth // asks for it
+}
+
+// breakSession links a board, calls it, and closes its link with a code. With code 0 the link stays
+// half-open: the relay does not know that it broke.
+func breakSession(t *testing.T, code int) *brokenSession {
+	t.Helper()
+	r := newTestHub(t)
 	boot := link.NewID()
+	b := r.attachOn(link.Subprotocol21, nodeA, instance1, link.Auth{BootID: boot})
+	s := &brokenSession{testHub: r, n: r.node(nodeA), board: b}
+	s.id = s.n.session.Load().ID
+	s.auth = link.Auth{Token: nodeA, InstanceID: instance1, BootID: boot, Resume: &link.Resume{SessionID: s.id}}
+	s.call = r.call(s.n, "ping")
+	s.cmdID, s.cmd = b.cmd()
+	if code != 0 {
+		_ = b.conn.Close(code, "")
+		synctest.Wait() // the relay has noticed
+	}
+	return s
+}
+
+// reconnect opens a link with s.auth, and completes its handshake.
+func (s *brokenSession) reconnect() (*board, link.AuthOK) {
+	s.t.Helper()
+	b := s.dialOn(link.Subprotocol21)
+	ok := b.authenticateWith(s.auth)
+	b.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
+	b.next(link.TypeAnnounceAck)
+	synctest.Wait()
+	return b, ok
+}
+
+// answer answers the call on a link, and checks that its caller gets that.
+func (s *brokenSession) answer(b *board) {
+	s.t.Helper()
+	b.echo(nodeA, s.cmdID, s.cmd)
+	if a := <-s.call; a.err != nil || !strings.Contains(a.result, "ping") {
+		s.t.Errorf("the call ended with %+v, want its echo", a)
+	}
+}
+
+// TestMayResume: a session may be resumed for link.ResumeTTL after its link broke, by the process that
+// had it, unless the device ended it.
+func TestMayResume(t *testing.T) {
+	const broke = 1006 // without a close frame
 	tests := []struct {
 		name    string
+		code    int           // with which the link was closed
+		after   time.Duration // that the device is away
 		change  func(a *link.Auth)
-		seen    string // state in resume.seen; "" is not seen
-		after   time.Duration
-		code    int // with which the device closed
 		resumed bool
 	}{
-		{name: "running", seen: link.SeenRunning, code: 1006, resumed: true},
-		{name: "not received", code: 1006, resumed: true},
-		{name: "half-open", code: 0, seen: link.SeenRunning, resumed: true},
-		{name: "just in time", code: 1006, after: 29 * time.Second, resumed: true},
-		{name: "too late", code: 1006, after: 31 * time.Second},
-		{name: "other boot", code: 1006, change: func(a *link.Auth) { a.BootID = link.NewID() }},
-		{name: "other instance", code: 1006, change: func(a *link.Auth) { a.InstanceID = instance2 }},
-		{name: "other session", code: 1006, change: func(a *link.Auth) { a.Resume.SessionID = link.NewID() }},
-		{name: "other node", code: 1006, change: func(a *link.Auth) { a.Token = nodeB }},
-		{name: "a proxy goes away", code: link.CloseGoingAway, resumed: true},
-		{name: "a proxy restarts", code: link.CloseServiceRestart, resumed: true},
+		{name: "the link broke", code: broke, resumed: true},
+		{name: "a proxy went away", code: link.CloseGoingAway, resumed: true},
+		{name: "a proxy restarted", code: link.CloseServiceRestart, resumed: true},
 		{name: "closed without a code", code: 1005, resumed: true},
-		{name: "said goodbye", code: link.CloseNormal},
+		{name: "closed by the device", code: link.CloseNormal},
+		{name: "just in time", code: broke, after: link.ResumeTTL - time.Second, resumed: true},
+		{name: "too late", code: broke, after: link.ResumeTTL + time.Second},
+		{name: "another boot", code: broke, change: func(a *link.Auth) { a.BootID = link.NewID() }},
+		{name: "another installation", code: broke, change: func(a *link.Auth) { a.InstanceID = instance2 }},
+		{name: "another session", code: broke, change: func(a *link.Auth) { a.Resume.SessionID = link.NewID() }},
+		{name: "another node", code: broke, change: func(a *link.Auth) { a.Token = nodeB }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				r := newRig(t)
-				b := r.attachOn(link.Subprotocol21, nodeA, instance1, link.Auth{BootID: boot})
-				n := r.node(nodeA)
-				call := r.call(n, "ping")
-				id, c := b.cmd()
-				session := n.session.Load().ID
-				if tt.code != 0 {
-					_ = b.conn.Close(tt.code, "")
-					synctest.Wait() // the relay has noticed
-				}
+				s := breakSession(t, tt.code)
 				time.Sleep(tt.after)
-				auth := link.Auth{BootID: boot, Resume: &link.Resume{SessionID: session}}
-				if tt.seen != "" {
-					auth.Resume.Seen = []link.ResumedCommand{{MsgID: id, State: tt.seen}}
-				}
-				auth.Token, auth.InstanceID = nodeA, instance1
 				if tt.change != nil {
-					tt.change(&auth)
+					tt.change(&s.auth)
 				}
-				again := r.dialOn(link.Subprotocol21)
-				ok := again.authenticateWith(auth)
-				if ok.Resumed != tt.resumed || tt.resumed != (ok.SessionID == session) {
-					t.Fatalf("auth_ok %+v, want resumed %v", ok, tt.resumed)
+				_, ok := s.reconnect()
+				if ok.Resumed != tt.resumed || (ok.SessionID == s.id) != tt.resumed {
+					t.Errorf("auth_ok %+v, want resumed %v (session %s)", ok, tt.resumed, s.id)
 				}
-				again.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
-				again.next(link.TypeAnnounceAck)
-				synctest.Wait()
-				if !tt.resumed || tt.after > 0 {
-					a := <-call
-					if a.err == nil || a.took > 5*time.Second {
-						t.Errorf("got %+v", a)
+				if !tt.resumed || tt.after > 0 { // else the device may still answer
+					if a := <-s.call; a.err == nil || a.took > 5*time.Second {
+						t.Errorf("the call ended with %+v, want an error within 5 s", a)
 					}
-					r.end()
-					return
 				}
-				if tt.seen == "" { // written again, under the same id
-					if id2, c2 := again.cmd(); id2 != id || c2.Tool != c.Tool || c2.IssuedAtMS == 0 {
-						t.Errorf("resent %s %+v, want %s", id2, c2, id)
-					}
-				} else {
-					again.expectNothing()
-				}
-				again.echo(nodeA, id, c)
-				if a := <-call; a.err != nil || !strings.Contains(a.result, "ping") {
-					t.Errorf("got %+v", a)
-				}
-				if tt.code == 0 && b.waitClosed() != link.CloseSuperseded {
-					t.Errorf("the half-open link got %d", b.code)
-				}
-				r.end()
+				s.end()
 			})
 		})
 	}
 }
 
-// TestResumeFails: a handshake that resumes and breaks before announce leaves the session for
-// the next one, and two at a time do not both get it.
+// TestCommandOfResumedSession: the device answers a command on the new link. The relay writes the
+// command again, under its id, if the device has not received it.
+func TestCommandOfResumedSession(t *testing.T) {
+	t.Run("received", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			s := breakSession(t, 1006)
+			s.auth.Resume.Seen = []link.ResumedCommand{{MsgID: s.cmdID, State: link.SeenRunning}}
+			b, _ := s.reconnect()
+			b.expectNothing()
+			s.answer(b)
+			s.end()
+		})
+	})
+	t.Run("not received", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			s := breakSession(t, 1006)
+			b, _ := s.reconnect()
+			if id, c := b.cmd(); id != s.cmdID || c.Tool != s.cmd.Tool || c.IssuedAtMS == 0 {
+				t.Errorf("the relay wrote %s %+v, want %s %+v again", id, c, s.cmdID, s.cmd)
+			}
+			s.answer(b)
+			s.end()
+		})
+	})
+}
+
+// TestResumeOfHalfOpenLink: a device that resumes replaces the link that still looks alive to the
+// relay.
+func TestResumeOfHalfOpenLink(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := breakSession(t, 0)
+		s.auth.Resume.Seen = []link.ResumedCommand{{MsgID: s.cmdID, State: link.SeenRunning}}
+		b, ok := s.reconnect()
+		if !ok.Resumed {
+			t.Errorf("auth_ok %+v, want resumed", ok)
+		}
+		if code := s.board.waitClosed(); code != link.CloseSuperseded {
+			t.Errorf("the half-open link was closed with %d, want %d", code, link.CloseSuperseded)
+		}
+		s.answer(b)
+		s.end()
+	})
+}
+
+// TestResumeFails: a handshake that resumes and breaks before announce leaves the session to the
+// next one. Of two at a time the newer one gets it.
 func TestResumeFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
-		boot := link.NewID()
-		b := r.attachOn(link.Subprotocol21, nodeA, instance1, link.Auth{BootID: boot})
-		n := r.node(nodeA)
-		call := r.call(n, "ping")
-		id, c := b.cmd()
-		_ = b.conn.Close(1006, "")
-		auth := link.Auth{Token: nodeA, InstanceID: instance1, BootID: boot, Resume: &link.Resume{SessionID: n.session.Load().ID}}
-		broken := r.dialOn(link.Subprotocol21)
-		if !broken.authenticateWith(auth).Resumed {
-			t.Error("not resumed")
+		s := breakSession(t, 1006)
+		// authenticate opens a link that has not announced yet.
+		authenticate := func(which string) *board {
+			b := s.dialOn(link.Subprotocol21)
+			if !b.authenticateWith(s.auth).Resumed {
+				t.Errorf("the %s handshake does not resume", which)
+			}
+			return b
 		}
-		_ = broken.conn.Close(1006, "")
+		_ = authenticate("first").conn.Close(1006, "")
 		time.Sleep(time.Second)
-		first := r.dialOn(link.Subprotocol21)
-		if !first.authenticateWith(auth).Resumed {
-			t.Error("not resumed after a handshake that broke")
+		older := authenticate("second")
+		newer := authenticate("third")
+		if code := older.waitClosed(); code != link.CloseSuperseded {
+			t.Errorf("the older handshake was closed with %d, want %d", code, link.CloseSuperseded)
 		}
-		second := r.dialOn(link.Subprotocol21)
-		if !second.authenticateWith(auth).Resumed {
-			t.Error("the newest handshake is not resumed")
+		newer.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
+		newer.next(link.TypeAnnounceAck)
+		if id, _ := newer.cmd(); id != s.cmdID {
+			t.Errorf("the relay wrote command %s, want %s again", id, s.cmdID)
 		}
-		if code := first.waitClosed(); code != link.CloseSuperseded {
-			t.Errorf("the older handshake got %d", code)
-		}
-		second.sendAs(link.TypeAnnounce, "", announce(manifest.Echo(), manifest.Metrics()))
-		second.next(link.TypeAnnounceAck)
-		if again, _ := second.cmd(); again != id {
-			t.Errorf("resent %s, want %s", again, id)
-		}
-		second.echo(nodeA, id, c)
-		if a := <-call; a.err != nil {
-			t.Errorf("got %+v", a)
-		}
-		r.end()
+		s.answer(newer)
+		s.end()
 	})
 }
 
@@ -382,7 +428,7 @@ func TestResumeFails(t *testing.T) {
 // resumed.
 func TestStreamsEndWithTheirLink(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.startBoard(nodeA, instance1)
 		n := r.node(nodeA)
 		reader, err := r.subscribe(t.Context(), n, 1000)
@@ -413,7 +459,7 @@ func TestStreamsEndWithTheirLink(t *testing.T) {
 // TestLostIsBounded: with too many lost sessions the next one ends at once.
 func TestLostIsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		r.hub.lostLimit = 1
 		a, b := r.startBoard(nodeA, instance1), r.startBoard(nodeB, instance2)
 		n := r.node(nodeB)
@@ -437,7 +483,7 @@ func TestLostIsBounded(t *testing.T) {
 // being reported as gone. It is not reported after that.
 func TestGoneAfterResume(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		auths, sessions := map[string]link.Auth{}, map[string]string{}
 		for _, node := range []string{nodeA, nodeB} {
 			auths[node] = authOf(instance1)
@@ -476,7 +522,7 @@ func TestGoneAfterResume(t *testing.T) {
 // handled its end.
 func TestLateEndOfLink(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		a := authOf(instance1)
 		r.attachOn(v21, nodeA, instance1, a)
 		n := r.node(nodeA)

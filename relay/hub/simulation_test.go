@@ -36,16 +36,16 @@ type fleet struct {
 	t    *testing.T
 	seed uint64
 
-	mu     sync.Mutex
-	rig    *rig // the relay that runs now
-	boards [simBoards]*simBoard
-	runs   map[string][]time.Time // starts by message
-	counts map[string]int         // calls by outcome
-	audit  map[string]int         // of relays that have ended
-	alerts map[string]int         // the last one that arrived, by board and process
-	sent   int                    // alerts
-	got    int                    // alerts
-	copies int                    // messages that a link repeated
+	mu      sync.Mutex
+	current *testHub // the relay that runs now
+	boards  [simBoards]*simBoard
+	runs    map[string][]time.Time // starts by message
+	counts  map[string]int         // calls by outcome
+	audit   map[string]int         // of relays that have ended
+	alerts  map[string]int         // the last one that arrived, by board and process
+	sent    int                    // alerts
+	got     int                    // alerts
+	copies  int                    // messages that a link repeated
 }
 
 // simBoard is one board, whose process may be restarted.
@@ -309,19 +309,19 @@ func (b *simBoard) fault() {
 }
 
 // relay is the relay that runs now, nil while there is none.
-func (f *fleet) relay() *rig {
+func (f *fleet) relay() *testHub {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.rig
+	return f.current
 }
 
 func (f *fleet) startRelay() {
-	r := newRig(f.t)
+	r := newTestHub(f.t)
 	r.mu.Lock()
 	r.onEvent = f.onAlert
 	r.mu.Unlock()
 	f.mu.Lock()
-	f.rig = r
+	f.current = r
 	f.mu.Unlock()
 }
 
@@ -329,7 +329,7 @@ func (f *fleet) startRelay() {
 func (f *fleet) stopRelay() {
 	r := f.relay()
 	f.mu.Lock()
-	f.rig = nil
+	f.current = nil
 	f.mu.Unlock()
 	r.end()
 	for _, e := range r.events {

@@ -17,10 +17,10 @@ const slotWait = 5 * time.Second
 type Slot struct {
 	hub      *Hub
 	client   netip.Addr    // may be invalid
-	address  netip.Prefix  // that shares are counted by
-	of       *addressSlots // nil: it has no address
-	onAuth   func()
-	isKnown  bool // a board has authenticated from the address before
+	address  netip.Prefix  // by which slots are counted
+	shared   *addressSlots // of the address; nil: the link is not counted by address
+	onAuth   func()        // may be nil
+	isKnown  bool          // a board has authenticated from the address before
 	released atomic.Bool
 }
 
@@ -42,18 +42,18 @@ type addressSlots struct {
 // which a board has authenticated since the start.
 func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Prefix, onAuth func()) *Slot {
 	h.mu.Lock()
-	of := h.slots[address]
-	if of == nil {
-		of = &addressSlots{Weighted: semaphore.NewWeighted(maxHandshakesPerAddress)}
-		h.slots[address] = of
+	shared := h.slots[address]
+	if shared == nil {
+		shared = &addressSlots{Weighted: semaphore.NewWeighted(maxHandshakesPerAddress)}
+		h.slots[address] = shared
 	}
-	of.users++
+	shared.users++
 	h.mu.Unlock()
-	ok := of.TryAcquire(1)
+	ok := shared.TryAcquire(1)
 	if !ok {
 		ctx, cancel := context.WithTimeout(ctx, slotWait)
 		defer cancel()
-		ok = of.Acquire(ctx, 1) == nil
+		ok = shared.Acquire(ctx, 1) == nil
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -63,31 +63,31 @@ func (h *Hub) Reserve(ctx context.Context, client netip.Addr, address netip.Pref
 	if !isKnown {
 		free -= h.handshakeLimit / 4
 	}
-	if ok && free > 0 && int64(of.held) < max(1, free/4) {
-		if slot = h.newSlotLocked(client, address, of, onAuth); slot != nil {
+	if ok && free > 0 && int64(shared.held) < max(1, free/4) {
+		if slot = h.newSlotLocked(client, address, shared, onAuth); slot != nil {
 			slot.isKnown = isKnown
 		}
 	}
 	if slot == nil {
 		if ok {
-			of.Weighted.Release(1)
+			shared.Weighted.Release(1)
 		}
-		h.dropSlotUserLocked(address, of)
+		h.dropSlotUserLocked(address, shared)
 		h.refusedSlots.Add(1)
 		return nil
 	}
-	of.held++
+	shared.held++
 	return slot
 }
 
-// newSlotLocked makes a slot, or returns nil when there are as many as there may be. of is nil
+// newSlotLocked makes a slot, or returns nil when there are as many as there may be. shared is nil
 // for a link without an address. h.mu is held.
-func (h *Hub) newSlotLocked(client netip.Addr, address netip.Prefix, of *addressSlots, onAuth func()) *Slot {
+func (h *Hub) newSlotLocked(client netip.Addr, address netip.Prefix, shared *addressSlots, onAuth func()) *Slot {
 	if h.handshaking.Load() >= h.handshakeLimit {
 		return nil
 	}
 	h.handshaking.Add(1)
-	return &Slot{hub: h, client: client, address: address, of: of, onAuth: onAuth}
+	return &Slot{hub: h, client: client, address: address, shared: shared, onAuth: onAuth}
 }
 
 // Release ends the handshake's claim to the slot; later calls do nothing.
@@ -99,15 +99,15 @@ func (s *Slot) Release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.handshaking.Add(-1)
-	if s.of != nil {
-		s.of.held--
-		s.of.Weighted.Release(1)
-		h.dropSlotUserLocked(s.address, s.of)
+	if s.shared != nil {
+		s.shared.held--
+		s.shared.Weighted.Release(1)
+		h.dropSlotUserLocked(s.address, s.shared)
 	}
 }
 
-func (h *Hub) dropSlotUserLocked(address netip.Prefix, of *addressSlots) {
-	if of.users--; of.users == 0 {
+func (h *Hub) dropSlotUserLocked(address netip.Prefix, shared *addressSlots) {
+	if shared.users--; shared.users == 0 {
 		delete(h.slots, address)
 	}
 }
@@ -119,7 +119,7 @@ const maxKnownAddresses = 16384
 // on.
 func (s *Slot) authenticated() {
 	s.Release()
-	if h := s.hub; s.of != nil {
+	if h := s.hub; s.shared != nil {
 		h.mu.Lock()
 		if _, ok := h.knownAddresses[s.address]; !ok {
 			for a := range h.knownAddresses {

@@ -144,7 +144,7 @@ func TestWaitingRoundRobin(t *testing.T) {
 // address.
 func TestKnownDoNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		defer r.end()
 		dial := func(address string, isKnown bool) link.Conn {
 			dev, rel := link.Pipe()
@@ -179,7 +179,7 @@ func TestKnownDoNotWait(t *testing.T) {
 // handshake from other boards of its address.
 func TestDelayRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		defer r.end()
 		const delay = 2 * time.Second
 		var from netip.Addr

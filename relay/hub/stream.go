@@ -116,7 +116,7 @@ func (n *Node) Subscribe(ctx context.Context, t *manifest.Tool, args []byte, int
 func (n *Node) join(key streamKey) (s *stream, isOpener bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.state == isEnded {
+	if n.state == stateEnded {
 		return nil, false, offlineError()
 	}
 	s = n.streams[key]

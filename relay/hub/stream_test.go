@@ -15,7 +15,7 @@ import (
 
 func TestSharedStream(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		var cost acquireCounter
@@ -89,7 +89,7 @@ func TestSharedStream(t *testing.T) {
 func TestCancelBeforeReopen(t *testing.T) {
 	for range 50 {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			b := r.attach(nodeA, instance1)
 			n := r.node(nodeA)
 			first := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
@@ -124,7 +124,7 @@ func TestCancelBeforeReopen(t *testing.T) {
 // answered, those who joined open it themselves.
 func TestOpenerCanceled(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		var cost acquireCounter
@@ -162,7 +162,7 @@ func TestOpenerCanceled(t *testing.T) {
 // before the device has answered.
 func TestSubscriberLeavesEarly(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		opener := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
@@ -189,7 +189,7 @@ func TestSubscriberLeavesEarly(t *testing.T) {
 // who wait.
 func TestOpeningDeadline(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -217,7 +217,7 @@ func TestOpeningDeadline(t *testing.T) {
 func TestAckMeetsCancel(t *testing.T) {
 	for range 50 {
 		bubble(t, func(t *testing.T) {
-			r := newRig(t)
+			r := newTestHub(t)
 			ctx, leave := context.WithCancel(t.Context())
 			r.result = func(string, []byte) error { leave(); time.Sleep(time.Millisecond); return nil }
 			b := r.attach(nodeA, instance1)
@@ -259,7 +259,7 @@ func TestOpeningFails(t *testing.T) {
 		{"an echo", func(b *board, id string) { b.ack(id, echoed(nodeA, "ping")) }, manifest.Internal, true},
 	}
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		var cost acquireCounter
@@ -307,7 +307,7 @@ func TestOpeningFails(t *testing.T) {
 
 func TestStreamEnds(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
@@ -352,7 +352,7 @@ func TestStreamEnds(t *testing.T) {
 // TestSlowSubscriber: a subscriber whose queue is full ends; the others are not affected.
 func TestSlowSubscriber(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
@@ -386,7 +386,7 @@ func TestSlowSubscriber(t *testing.T) {
 // and no subscriber is too slow because of that.
 func TestCatchUp(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		open := r.startSubscribe(t.Context(), r.node(nodeA), 1000, new(acquireCounter))
 		_, sid := b.open()
@@ -407,7 +407,7 @@ func TestCatchUp(t *testing.T) {
 // TestWithdrawn: an announce without a tool ends its streams on both sides.
 func TestWithdrawn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		open := r.startSubscribe(t.Context(), r.node(nodeA), 1000, new(acquireCounter))
 		_, sid := b.open()
@@ -433,7 +433,7 @@ func TestWithdrawn(t *testing.T) {
 // is audited; a sequence number that does not rise ends the link.
 func TestBadSamples(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		open := r.startSubscribe(t.Context(), n, 1000, new(acquireCounter))
@@ -467,7 +467,7 @@ func TestBadSamples(t *testing.T) {
 
 func TestStreamsBounded(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		var readers []*Subscriber
@@ -498,7 +498,7 @@ func TestStreamsBounded(t *testing.T) {
 // TestNewestFrame: of several open streams the newest frame counts; without a stream there is none.
 func TestNewestFrame(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		r := newRig(t)
+		r := newTestHub(t)
 		b := r.attach(nodeA, instance1)
 		n := r.node(nodeA)
 		newest := func(want string) {

@@ -19,11 +19,11 @@ const (
 	probeAfter  = 2 * time.Second // of an unanswered command; leaves time for the pong
 )
 
-// started is the zero of sinceStart.
-var started = time.Now()
+// processStart is the zero of sinceStart.
+var processStart = time.Now()
 
-// sinceStart is the monotonic clock as a number that fits an atomic; it is never 0.
-func sinceStart() int64 { return int64(time.Since(started)) + 1 }
+// sinceStart is the monotonic clock in nanoseconds, as a number that fits an atomic; it is never 0.
+func sinceStart() int64 { return int64(time.Since(processStart)) + 1 }
 
 // unanswered is how long the oldest unanswered message has been waiting; false: there is none.
 func (n *Node) unanswered() (waiting time.Duration, ok bool) {
@@ -82,7 +82,7 @@ func (h *Hub) checkWatched() {
 			continue
 		}
 		h.watchMu.Lock()
-		// A message that was sent since is watched by this list: expectAnswer left it out.
+		// Asked again under watchMu: while isWatched is set, expectAnswer adds nothing to the list.
 		if _, ok := n.unanswered(); ok && linked {
 			kept = append(kept, n)
 		} else {

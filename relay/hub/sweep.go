@@ -26,29 +26,28 @@ const (
 func (h *Hub) scheduleLocked(n *Node, delay time.Duration) {
 	delete(h.wheel[n.wheelSlot], n) // it may have been resumed during a sweep
 	seconds := int((delay + time.Second - 1) / time.Second)
-	n.wheelSlot = (h.second + min(max(seconds, 1), wheelSize-1)) % wheelSize
+	n.wheelSlot = (h.sweepTick + min(max(seconds, 1), wheelSize-1)) % wheelSize
 	h.wheel[n.wheelSlot][n] = struct{}{}
 }
 
-// saveLastSeenEvery is the number of seconds between two calls of Options.SaveLastSeen.
-const saveLastSeenEvery = 300
-
-// minute is in ticks of the sweep. Clone marks and the devices of the last hour are looked
-// at that often.
-const minute = 60
+// In ticks of the sweep, which are seconds.
+const (
+	saveLastSeenTicks = 300 // between two calls of Options.SaveLastSeen
+	cloneMarkTicks    = 60  // between two checks of clone marks and of the devices of the last hour
+)
 
 // sweep is one tick. Sessions and callbacks are called without Hub.mu.
 func (h *Hub) sweep() {
 	now := time.Now()
 	h.mu.Lock()
-	h.second++
-	slot := h.wheel[h.second%wheelSize]
+	h.sweepTick++
+	slot := h.wheel[h.sweepTick%wheelSize]
 	due := slices.Collect(maps.Keys(slot))
 	clear(slot)
 	maps.DeleteFunc(h.takeoverHistories, func(_ string, r *takeoverHistory) bool { return r.isOver(now) })
 	var all []*Node
 	var ids []string // to save
-	if h.second%saveLastSeenEvery == 0 {
+	if h.sweepTick%saveLastSeenTicks == 0 {
 		ids = slices.Collect(maps.Keys(h.nodes))
 	}
 	if h.grantsChanged() || ids != nil {
@@ -59,7 +58,7 @@ func (h *Hub) sweep() {
 	// Each of these looks at few nodes: those that owe an answer, and those without a link.
 	h.checkWatched()
 	h.checkLost()
-	if h.second%minute == 0 {
+	if h.sweepTick%cloneMarkTicks == 0 {
 		h.expireCloneMarks()
 		h.countRecent()
 	}

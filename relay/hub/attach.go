@@ -10,43 +10,26 @@ import (
 	"agentctl/transport/link"
 )
 
+// This file takes new links: Attach starts their handshake, or lets it wait.
+//
 // After a restart of the relay, or a failure of its network, all its devices come back. Two
 // measures spread them:
 //
 //   - reconnect_spread_ms gives each device at auth the time over which to spread its first
 //     attempt. It follows the devices of the last hour and not those that are linked now:
 //     the first ones that return would otherwise learn that the relay is small.
-//   - Handshakes start at handshakeRate, those of known addresses and those of others apart.
-//     Links above it wait in a queue, served round-robin by address, before the relay has sent
-//     anything: such a link is a socket without a goroutine or a buffer, and its deadline for auth has not begun. A device waits for
-//     hello for 10 s at least; maxHandshakes links take 8 s. Links become ready at the same
-//     rate: when the machine was busy, handshakes that started one by one end together.
+//   - Handshakes start at handshakeRate, in two queues: known addresses, and others. Links
+//     above the rate wait, served round-robin by address, before the relay has sent anything:
+//     such a link is a socket without a goroutine or a buffer, and its deadline for auth has not
+//     begun. A device waits for hello for 10 s at least; maxHandshakes links take 8 s.
+//
+// Links also become ready at that rate (readyPace): when the machine was busy, handshakes that
+// started one by one end together.
 const (
 	devicesPerSecond = 200 // at which devices should come back
 	handshakeRate    = 250 // handshakes a second, and at most handshakeBurst more in one
 	handshakeBurst   = 40
 )
-
-// RecentWindow is the time that Options.RecentNodes covers.
-const RecentWindow = time.Hour
-
-// reconnectSpreadMS is the reconnect_spread_ms of auth_ok.
-func (h *Hub) reconnectSpreadMS() int64 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return max(1000, int64(max(len(h.nodes), h.recentNodes))*1000/devicesPerSecond)
-}
-
-// countRecent updates the number of devices of the last hour.
-func (h *Hub) countRecent() {
-	if h.opt.RecentNodes == nil {
-		return
-	}
-	recent := h.opt.RecentNodes()
-	h.mu.Lock()
-	h.recentNodes = recent
-	h.mu.Unlock()
-}
 
 // Attach serves a link, as AttachReserved does, that is not counted by address, such as one in
 // memory. client is the address of the device, for the audit log; it may be invalid.
@@ -192,4 +175,25 @@ func (q *addressQueue) pop() waitingLink {
 		*q = addressQueue{} // frees what has grown
 	}
 	return next
+}
+
+// RecentWindow is the time that Options.RecentNodes covers.
+const RecentWindow = time.Hour
+
+// reconnectSpreadMS is the reconnect_spread_ms of auth_ok.
+func (h *Hub) reconnectSpreadMS() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return max(1000, int64(max(len(h.nodes), h.recentNodes))*1000/devicesPerSecond)
+}
+
+// countRecent updates the number of devices of the last hour.
+func (h *Hub) countRecent() {
+	if h.opt.RecentNodes == nil {
+		return
+	}
+	recent := h.opt.RecentNodes()
+	h.mu.Lock()
+	h.recentNodes = recent
+	h.mu.Unlock()
 }
