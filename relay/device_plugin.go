@@ -29,15 +29,12 @@ type device struct {
 // defaultIntervalMS is the cadence of a metric stream that names none (RFC-0009 §4).
 const defaultIntervalMS = 5000
 
-// devicePlugin begins the names of the kernel's plugins that are devices.
-const devicePlugin = "device:"
-
 // newDevice makes the plugin of a node that is ready. Tools of one capability share its limit;
 // the kernel acquires it for calls, subscribe for streams. before is the plugin of the same
 // session on an earlier link, or nil: its limits stay, since its calls may be in flight.
 func newDevice(n *hub.Node, before *device) *device {
 	d := &device{node: n, tools: n.Tools()}
-	m := &kernel.Manifest{Name: devicePlugin + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true, Untrusted: true}
+	m := &kernel.Manifest{Name: kernel.DevicePrefix + n.ID(), Version: "1.0.0", Tenant: n.Tenant(), Tools: make([]*kernel.Tool, 0, len(d.tools)), Inline: true, Untrusted: true}
 	limits := make(map[*manifest.Capability]*manifest.Limit, 2)
 	for i := range d.tools {
 		t := &d.tools[i]
@@ -98,9 +95,9 @@ func deviceToolInfo(t *manifest.Tool, isOffline bool) *kernel.ToolInfo {
 	}
 	in, _ := manifest.Schema(t.Verb.Input)
 	out, _ := manifest.Schema(t.Verb.Output)
-	group := kernel.GroupBoards
+	group := kernel.GroupBoardOther
 	if t.Kind.Name == manifest.KindEcho || t.Kind.Name == manifest.KindMetrics {
-		group = kernel.GroupBoard
+		group = kernel.GroupBoardBasic
 	}
 	check := func(args []byte) ([]byte, error) { return manifest.CheckArgs(key.verb.Input, args) }
 	if isOffline {

@@ -9,6 +9,7 @@ import (
 
 	"agentctl/relay/audit"
 	"agentctl/relay/eventlog"
+	"agentctl/relay/kernel"
 	"agentctl/relay/storage"
 )
 
@@ -171,7 +172,7 @@ func (r *Relay) Status() *Status {
 		st.Pools = append(st.Pools, PoolStatus{p.name, p.InUse, p.Limit, p.Refused})
 	}
 	for _, p := range r.kernel.Info().Plugins {
-		if !strings.HasPrefix(p.Name, devicePlugin) {
+		if !strings.HasPrefix(p.Name, kernel.DevicePrefix) {
 			st.Plugins = append(st.Plugins, PluginStatus{p.Name, p.Version, p.State, p.Sandbox})
 		}
 	}

@@ -4,11 +4,11 @@ package kernel
 // go on. A call that found it in the registry just before looks up the name again, so that a new
 // version takes over without a call that fails.
 
-// retired is what is added to the calls in flight of a retired plugin: the count is negative from
-// then on, and equal to retired when no call is in flight.
+// retired is added to counters.inFlight of a retired plugin: the count is negative from then on, so
+// that callPlugin refuses, and equal to retired when the last call has ended.
 const retired = -1 << 62
 
-// release ends a call in flight.
+// release counts a call in flight out, and ends the drain of its plugin if it was the last one.
 func (k *Kernel) release(l *loaded) {
 	if l.counts.inFlight.Add(-1) == retired {
 		k.finishDrain(l)
@@ -55,7 +55,7 @@ func (k *Kernel) Retire(p Plugin) (drained <-chan struct{}) {
 	defer k.mu.Unlock()
 	l := k.loadedLocked(name, p)
 	if l == nil {
-		return closed
+		return closedChannel
 	}
 	k.withdrawLocked(l)
 	return k.drainLocked(l)
@@ -69,8 +69,8 @@ func (k *Kernel) IsLoaded(p Plugin) bool {
 	return k.loadedLocked(name, p) != nil
 }
 
-// closed is the channel of a plugin that had no call in flight.
-var closed = func() <-chan struct{} {
+// closedChannel is what drained is for a plugin that had no call in flight.
+var closedChannel = func() <-chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c

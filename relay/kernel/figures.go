@@ -32,7 +32,7 @@ func (k *Kernel) PluginFigures() []PluginFigures {
 	boards := PluginFigures{Name: BoardFigures}
 	var rows []PluginFigures
 	k.mu.RLock()
-	boards.add(&k.gone)
+	boards.add(&k.unloadedBoards)
 	for _, l := range k.plugins {
 		if l.isDevice() {
 			boards.add(&l.counts)

@@ -214,7 +214,7 @@ func (k *Kernel) ResetCounters() {
 	k.notify.reset()
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	k.gone.reset()
+	k.unloadedBoards.reset()
 	for _, l := range k.plugins {
 		l.counts.reset()
 	}

@@ -91,13 +91,13 @@ type Kernel struct {
 	opt  Options
 	pipe *pipeline.Pipeline[*Request, *Result]
 
-	mu        sync.RWMutex // protects the fields below
-	plugins   map[string]*loaded
-	tools     map[string]toolEntry
-	resources map[string]resourceEntry
-	methods   map[string][]*loaded // of MethodHandler plugins, ascending by name
-	views     map[string]*view     // by tenant; "" is shared
-	gone      counters             // of boards that were unloaded
+	mu             sync.RWMutex             // protects the fields below
+	plugins        map[string]*loaded       // by name
+	tools          map[string]toolEntry     // by canonical name
+	resources      map[string]resourceEntry // by URI
+	methods        map[string][]*loaded     // MethodHandler plugins by MCP method, ascending by name
+	views          map[string]*view         // what lists show, by tenant; "" is shared by all
+	unloadedBoards counters                 // sums of boards that were unloaded
 
 	drainMu  sync.Mutex                // protects draining
 	draining map[*loaded]chan struct{} // by retired plugin; see drainLocked

@@ -249,7 +249,7 @@ func (n *notifier) push(tenant string, c Change, uri string) {
 // and resources came or went. k.mu is held.
 func (k *Kernel) notifyListsLocked(m *Manifest) {
 	c := Change{Tools: len(m.Tools) > 0, Resources: len(m.Resources) > 0}
-	c.PluginTools = c.Tools && !strings.HasPrefix(m.Name, devicePrefix)
+	c.PluginTools = c.Tools && !strings.HasPrefix(m.Name, DevicePrefix)
 	k.notify.push(m.Tenant, c, "")
 }
 

@@ -206,7 +206,7 @@ func (k *Kernel) load(p Plugin, replace, drain bool) (drained <-chan struct{}, e
 	k.insertLocked(l, methods)
 	switch {
 	case old == nil:
-		drained = closed
+		drained = closedChannel
 	case drain:
 		drained = k.drainLocked(old)
 	default:
@@ -286,7 +286,7 @@ func (k *Kernel) admitLocked(m *Manifest, old *loaded, replace bool) error {
 			return errors.New("a tool of the same name belongs to another plugin")
 		}
 	}
-	if !strings.HasPrefix(m.Name, devicePrefix) && k.sharesFlatNameLocked(m, old) {
+	if !strings.HasPrefix(m.Name, DevicePrefix) && k.sharesFlatNameLocked(m, old) {
 		return errors.New("a tool's name is that of another plugin's tool when dots become underscores (names=flat)")
 	}
 	for _, r := range m.Resources {
@@ -348,7 +348,7 @@ func (k *Kernel) removeLocked(l *loaded) {
 	m := l.manifest
 	delete(k.plugins, m.Name)
 	if l.isDevice() {
-		k.gone.add(&l.counts) // without the outcomes of calls that are in flight
+		k.unloadedBoards.add(&l.counts) // without the outcomes of calls that are in flight
 	}
 	if _, ok := l.plugin.(MethodHandler); ok { // whatever Methods returns by now
 		for method, list := range k.methods {
@@ -400,7 +400,7 @@ func (k *Kernel) loadedLocked(name string, p Plugin) *loaded {
 // loaded version. Devices are not unloaded by name but by the end of their link.
 func (k *Kernel) UnloadByName(ref string) error {
 	name, version, hasVersion := strings.Cut(ref, "@")
-	if strings.HasPrefix(name, devicePrefix) {
+	if strings.HasPrefix(name, DevicePrefix) {
 		return fmt.Errorf("unload %s: a device is unloaded by the end of its link", name)
 	}
 	k.mu.Lock()
@@ -457,7 +457,7 @@ func checkManifest(m *Manifest) error {
 	case m.MaxConcurrency < 0 || m.CallTimeout < 0:
 		return errors.New("MaxConcurrency and CallTimeout must not be negative")
 	}
-	isDevice := strings.HasPrefix(m.Name, devicePrefix)
+	isDevice := strings.HasPrefix(m.Name, DevicePrefix)
 	seen := make(map[string]bool, len(m.Tools)+len(m.Resources))
 	for _, t := range m.Tools {
 		if t.Name == "" || t.ToolInfo == nil || t.Scope == "" || seen[t.Name] {

@@ -163,12 +163,38 @@ func TestReplaceLeavesNoGap(t *testing.T) {
 	wg.Wait()
 }
 
-// Pages are in the order of names, hold only what the caller may use, and meet whatever
-// was there throughout, while other devices come and go between them.
-func TestPages(t *testing.T) {
+// newPageKernel has two boards of tenant a, one of tenant b, and two plugins for everybody: tickets,
+// whose tool needs tickets:read, and zoo.
+func newPageKernel(t *testing.T) *kernel.Kernel {
 	k := kernel.New(kernel.Options{})
 	load(t, k, board("a", nodeB), board("a", nodeA), board("b", unknown), newPlugin("tickets", "", manifest.ScopeTicketsRead), newPlugin("zoo", "", manifest.ScopeCallReadOnly))
-	tests := []struct {
+	return k
+}
+
+// listAllTools reads a list page by page. Between two pages a board comes and goes.
+func listAllTools(t *testing.T, k *kernel.Kernel, c *kernel.Caller, limit int) (names []string) {
+	t.Helper()
+	for after, more := "", true; more; {
+		var page []*kernel.Tool
+		if page, more = k.ListTools(c, after, limit); len(page) > limit || more && len(page) < limit {
+			t.Fatalf("a page of %d tools, more %v; want %d unless it is the last one", len(page), more, limit)
+		}
+		for _, tool := range page {
+			names = append(names, tool.Name)
+			after = tool.Name
+		}
+		passing := board("a", "01hzx9k3m4p7q8r9s0t1v2w3x0")
+		load(t, k, passing)
+		k.Unload(passing)
+	}
+	return names
+}
+
+// TestVisibleTools: a caller finds the tools of its tenant and of everybody for which it has the scope,
+// in a list of pages of any size and by name, and no others.
+func TestVisibleTools(t *testing.T) {
+	k := newPageKernel(t)
+	for _, tt := range []struct {
 		name  string
 		c     *kernel.Caller
 		tools []string
@@ -176,35 +202,15 @@ func TestPages(t *testing.T) {
 		{"a reader", reader("a"), []string{
 			snapshotTool(nodeA), subscribeTool(nodeA), snapshotTool(nodeB), subscribeTool(nodeB), echoTool(nodeA), echoTool(nodeB), "zoo.do"}},
 		{"a reader of the other tenant", reader("b"), []string{snapshotTool(unknown), subscribeTool(unknown), echoTool(unknown), "zoo.do"}},
-		{"a ticket clerk", caller("a", manifest.ScopeTicketsRead), []string{"tickets.do"}},
-		{"one of no tenant", reader(""), []string{"zoo.do"}},
-		{"one without scopes", caller("a"), nil},
-		{"one whose scopes are not known", &kernel.Caller{Tenant: "a"}, nil},
-	}
-	for _, tt := range tests {
-		want := slices.Clone(tt.tools)
-		slices.Sort(want)
-		for _, size := range []int{1, 2, 3, 100} {
-			var got []string
-			after := ""
-			for range 20 {
-				page, more := k.ListTools(tt.c, after, size)
-				if len(page) > size || (more && len(page) < size) {
-					t.Errorf("%s: a page of %d, more %v", tt.name, len(page), more)
-				}
-				for _, tool := range page {
-					got = append(got, tool.Name)
-				}
-				if !more {
-					break
-				}
-				after = page[len(page)-1].Name
-				churn := board("a", "01hzx9k3m4p7q8r9s0t1v2w3x0")
-				load(t, k, churn)
-				k.Unload(churn)
-			}
-			if !slices.Equal(got, want) {
-				t.Errorf("%s, pages of %d: got %v, want %v", tt.name, size, got, want)
+		{"tickets:read only", caller("a", manifest.ScopeTicketsRead), []string{"tickets.do"}},
+		{"no tenant", reader(""), []string{"zoo.do"}},
+		{"no scopes", caller("a"), nil},
+		{"unknown scopes", &kernel.Caller{Tenant: "a"}, nil},
+	} {
+		want := slices.Sorted(slices.Values(tt.tools))
+		for _, limit := range []int{1, 2, 3, 100} {
+			if got := listAllTools(t, k, tt.c, limit); !slices.Equal(got, want) {
+				t.Errorf("%s, pages of %d: got %v, want %v", tt.name, limit, got, want)
 			}
 		}
 		for _, name := range append(tt.tools, "tickets.do", echoTool(nodeA)) {
@@ -214,15 +220,21 @@ func TestPages(t *testing.T) {
 			}
 		}
 	}
-	// A page may begin behind a name that is gone by now.
-	page, more := k.ListTools(reader("a"), "sys.~", 1)
+}
+
+// TestPageAfterMissingName: a page may begin after a name that no tool has any more.
+func TestPageAfterMissingName(t *testing.T) {
+	page, more := newPageKernel(t).ListTools(reader("a"), "sys.~", 1)
 	if len(page) != 1 || page[0].Name != echoTool(nodeA) || !more {
-		t.Errorf("behind a name that is gone: %v, %v", page, more)
+		t.Errorf("after sys.~: %v, more %v; want %s, more", page, more, echoTool(nodeA))
 	}
-	// Resources likewise.
+}
+
+// TestVisibleResources: resources are listed like tools.
+func TestVisibleResources(t *testing.T) {
+	k := newPageKernel(t)
 	var uris []string
-	after := ""
-	for more := true; more; {
+	for after, more := "", true; more; {
 		var page []*kernel.Resource
 		page, more = k.ListResources(reader("a"), "", after, 1)
 		for _, r := range page {
@@ -231,7 +243,7 @@ func TestPages(t *testing.T) {
 		}
 	}
 	if want := []string{metricsURI(nodeA), metricsURI(nodeB), "zoo://all"}; !slices.Equal(uris, want) {
-		t.Errorf("resources: got %v, want %v", uris, want)
+		t.Errorf("got %v, want %v", uris, want)
 	}
 }
 

@@ -23,14 +23,14 @@ func (l *loaded) visibleTo(c *Caller) bool {
 	return l.manifest.Tenant == "" || l.manifest.Tenant == c.Tenant
 }
 
-// devicePrefix begins the names of the plugins that are devices.
-const devicePrefix = "device:"
+// DevicePrefix begins the names of the plugins that are devices; the node id follows.
+const DevicePrefix = "device:"
 
 // isDevice reports whether the plugin is a connected device. A device has the limits of its
 // capabilities, and no breaker: RFC-0005 §7 and §8 define the answer to each call of a
 // slow or failing device, the hub ends a link that does not answer, and a breaker would
 // make all of a device unavailable for one bad capability.
-func (l *loaded) isDevice() bool { return strings.HasPrefix(l.manifest.Name, devicePrefix) }
+func (l *loaded) isDevice() bool { return strings.HasPrefix(l.manifest.Name, DevicePrefix) }
 
 // ControlPlugin is the name of the control plane. It has no breaker: the operator needs it
 // when something is broken.
@@ -111,45 +111,47 @@ func (k *Kernel) callPlugin(ctx context.Context, l *loaded, r *Request) (*Result
 // the plugin: its breaker would refuse reads as well, which need no disk.
 const reasonStorage = "storage"
 
-// count counts the outcome of a call and returns the fault of the plugin that it shows:
-// nil for an answer or a refusal, context.Canceled when the caller left, which the breaker
-// ignores.
+// count counts the outcome of a call and returns the fault of the plugin that it shows: nil for an
+// answer or a refusal, and context.Canceled, which the breaker ignores, for what says nothing about
+// the plugin.
 func (k *Kernel) count(ctx context.Context, l *loaded, err error) (fault error) {
-	isLate := ctx.Err() != nil
-	if isLate && !errors.Is(context.Cause(ctx), errBudget) {
-		if err != nil {
-			l.counts.errors.Add(1)
-		}
-		return context.Canceled
+	hasEnded := ctx.Err() != nil
+	isTimeout := hasEnded && errors.Is(context.Cause(ctx), errBudget)
+	if err != nil || isTimeout {
+		l.counts.errors.Add(1)
 	}
 	switch {
-	case isLate:
+	case isTimeout:
 		k.total.timeouts.Add(1)
 		l.counts.timeouts.Add(1)
 		if k.explainTimeout(l) != nil {
-			l.counts.errors.Add(1)
-			return context.Canceled // not the plugin's fault
+			return context.Canceled // the relay's fault
 		}
-		err = errBudget
-	case err == nil:
+		return errBudget
+	case hasEnded: // the caller left
+		return context.Canceled
+	case err == nil: // here, so that a call that succeeds allocates nothing for what follows
 		return nil
 	case errors.As(err, new(sharedFault)):
-		l.counts.errors.Add(1)
 		return context.Canceled
 	case errors.Is(err, errPanic):
 		k.total.panics.Add(1)
 		l.counts.panics.Add(1)
-	}
-	l.counts.errors.Add(1)
-	var rpc *RPCError
-	if isLate {
 		return err
-	}
-	e := manifest.AsError(err)
-	if errors.As(err, &rpc) || errors.Is(err, ErrNoResource) || e.Code != manifest.Internal || e.Reason == reasonStorage {
+	case isRefusal(err):
 		return nil
 	}
 	return err
+}
+
+// isRefusal reports whether err is an answer of a plugin that works: the caller's fault, or one of the
+// relay's disk.
+func isRefusal(err error) bool {
+	if errors.As(err, new(*RPCError)) || errors.Is(err, ErrNoResource) {
+		return true
+	}
+	e := manifest.AsError(err)
+	return e.Code != manifest.Internal || e.Reason == reasonStorage
 }
 
 // call calls the plugin. It converts a panic into an error and checks the result against

@@ -11,10 +11,10 @@ type ToolGroup uint8
 
 // The groups.
 const (
-	GroupRelay  ToolGroup = iota // the relay's own tools, and those of external plugins
-	GroupBoard                   // boards' tools that every list of boards has
-	GroupBoards                  // boards' other tools
-	GroupFleet                   // tools for many boards; their number does not grow with the boards
+	GroupRelay      ToolGroup = iota // the relay's own tools, and those of external plugins
+	GroupBoardBasic                  // echo and metrics of boards, which DefaultToolset has
+	GroupBoardOther                  // boards' other tools, only in lists of boards
+	GroupFleet                       // tools for many boards; their number does not grow with the boards
 	numGroups
 )
 
@@ -27,11 +27,11 @@ type Toolset struct {
 
 // Toolsets that can be joined with And.
 var (
-	DefaultToolset = toolset(GroupRelay, GroupBoard)
-	BoardsToolset  = toolset(GroupBoard, GroupBoards)
+	DefaultToolset = toolset(GroupRelay, GroupBoardBasic)
+	BoardsToolset  = toolset(GroupBoardBasic, GroupBoardOther)
 	FleetToolset   = toolset(GroupFleet)
 	PluginToolset  = toolset(GroupRelay, GroupFleet) // of plugins that are not boards
-	AllTools       = toolset(GroupRelay, GroupBoard, GroupBoards, GroupFleet)
+	AllTools       = toolset(GroupRelay, GroupBoardBasic, GroupBoardOther, GroupFleet)
 )
 
 func toolset(groups ...ToolGroup) (s Toolset) {
@@ -49,7 +49,7 @@ func (s Toolset) has(g ToolGroup) bool {
 }
 
 // HasBoards reports whether the set has tools of boards, so that it changes with them.
-func (s Toolset) HasBoards() bool { return s.has(GroupBoard) || s.has(GroupBoards) }
+func (s Toolset) HasBoards() bool { return s.has(GroupBoardBasic) || s.has(GroupBoardOther) }
 
 // And returns a set with the tools of both.
 func (s Toolset) And(o Toolset) Toolset {

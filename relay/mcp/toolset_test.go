@@ -38,10 +38,10 @@ func (g *grouped) Call(context.Context, *kernel.Request) (*kernel.Result, error)
 func loadToolsets(e *env) {
 	b := newBoard("default", nodeA)
 	info := *b.m.Tools[0].ToolInfo
-	info.Group = kernel.GroupBoards
+	info.Group = kernel.GroupBoardOther
 	b.m.Tools = append(b.m.Tools, &kernel.Tool{Name: "sysinfo." + nodeA + ".info.get", NodeID: nodeA, ToolInfo: &info})
 	for _, t := range b.m.Tools[:3] {
-		t.Group = kernel.GroupBoard
+		t.Group = kernel.GroupBoardBasic
 	}
 	e.load(b)
 	for _, g := range []*grouped{
