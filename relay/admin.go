@@ -38,7 +38,7 @@ type adminCall struct {
 	body   []byte
 	dryRun bool           // ?dry_run=true: check and answer, change nothing
 	record *kernel.Record // of the audit log; a handler adds the node and the target
-	begun  bool           // the record of the beginning is on the disk: a change
+	begun  bool           // a change whose first record is on the disk, see changeRoute
 }
 
 // adminChange is a change that was checked, to be made. What it returns is the answer.
@@ -128,7 +128,8 @@ func (r *Relay) adminRoute(name, scope string, handle func(*adminCall) (any, err
 	})
 }
 
-// endAdmin audits what was decided.
+// endAdmin writes the audit record of what was decided: the outcome of a change that was begun, or
+// the only record of everything else.
 func (r *Relay) endAdmin(a *adminCall) {
 	if a.begun {
 		r.endChange(a.req.Context(), a.record)

@@ -20,8 +20,9 @@ import (
 //	auditDevice      device links (device_link.go)
 //	exchange         joining (join.go)
 //	beginChange      an administrative change, on the disk before it is made
+//	endChange        its outcome
 //
-// Only beginChange waits for the disk.
+// Only the last two wait for the disk.
 
 // recordDecision receives the kernel's audit records: one for each call, read and opened
 // stream, and one for each closed stream. It runs in the caller's goroutine on every call,

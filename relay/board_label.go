@@ -53,17 +53,3 @@ func (r *Relay) lastSeen(nodeID string) string {
 	}
 	return "it was never connected"
 }
-
-// find returns the id of the board that ref means, see fleet.Resolve.
-func (f fleetBoards) find(tenant, ref string) (nodeID string, err error) {
-	b, err := fleet.Resolve(f, tenant, ref)
-	return b.ID, err
-}
-
-// name returns the name of a board of the tenant, "" for another one.
-func (f fleetBoards) name(tenant, nodeID string) string {
-	if n, ok := f.r.store.LookupNode(tenant, nodeID); ok && n.NodeID == nodeID {
-		return n.Name
-	}
-	return ""
-}

@@ -35,73 +35,77 @@ func overwrite(t *testing.T, path string) {
 	}
 }
 
-// While the relay runs its databases are damaged: whoever needs them learns that a repeat does not
-// help, and readyz says which store it is.
-func TestDamageWhileRunning(t *testing.T) {
-	dir := t.TempDir()
-	opt := Options{StateDir: dir, Listen: "127.0.0.1:0"}
+// createTicket calls tickets.create with about a kilobyte.
+func createTicket(t *testing.T, r *Relay) error {
 	admin := &kernel.Caller{Tenant: auth.DefaultTenant, Actor: "ann", Scopes: allScopes{}}
-	create := func(r *Relay) error {
-		_, err := r.kernel.Call(t.Context(), &kernel.Request{Caller: admin, Tool: "tickets.create",
-			Arguments: fmt.Appendf(nil, `{"title":"x","body":%q}`, strings.Repeat("y", 900))})
-		return err
-	}
-	for start := range 2 { // the second start has an empty write-ahead log and a cold cache
+	_, err := r.kernel.Call(t.Context(), &kernel.Request{Caller: admin, Tool: "tickets.create",
+		Arguments: fmt.Appendf(nil, `{"title":"x","body":%q}`, strings.Repeat("y", 900))})
+	return err
+}
+
+// TestDamageWhileRunning: when the databases of a running relay are damaged, whoever needs them learns
+// that a retry does not help, and readyz names both stores.
+func TestDamageWhileRunning(t *testing.T) {
+	opt := Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0"}
+	open := func() (*Relay, func()) {
 		r, err := Open(opt)
 		if err != nil {
 			t.Fatal(err)
 		}
-		stop := run(t, r)
-		if start == 0 {
-			for range 400 {
-				if err := create(r); err != nil {
-					t.Fatal(err)
-				}
-			}
-			stop()
+		return r, run(t, r)
+	}
+	r, stop := open()
+	for range 400 { // more pages than a cache that was just opened has
+		if err := createTicket(t, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	r, stop = open() // its write-ahead logs are empty, and its caches are cold
+	overwrite(t, filepath.Join(opt.StateDir, storeEvents))
+	overwrite(t, filepath.Join(opt.StateDir, storeIdentities))
+
+	for _, tt := range []struct {
+		name    string
+		maySkip bool // it appends: the pages that it needs may be in memory
+		use     func() error
+	}{
+		{"replay of events", false, func() error {
+			return r.events.Replay(t.Context(), 0, func(kernel.Event) error { return nil })
+		}},
+		{"tickets.create", true, func() error { return createTicket(t, r) }},
+		{"ingest", true, func() error {
+			_, err := gatewayLog{r.events, r.queue.Append}.Append(t.Context(), gateway.Event{Topic: "x/y", Data: []byte("1")})
+			return err
+		}},
+		{"new token", false, func() error {
+			_, err := r.store.Mint(t.Context(), auth.MintRequest{Class: "agent"})
+			return mintError(err)
+		}},
+		{"list of nodes", false, func() error {
+			_, _, err := r.store.Nodes(t.Context(), auth.NodeQuery{Tenant: auth.DefaultTenant, Limit: 1})
+			return err
+		}},
+		{"new invite", false, func() error {
+			_, _, err := r.store.CreateInvite(t.Context(), auth.InviteRequest{Class: "board"})
+			return inviteError(err)
+		}},
+	} {
+		err := tt.use()
+		if err == nil && tt.maySkip {
 			continue
 		}
-		overwrite(t, filepath.Join(dir, storeEvents))
-		overwrite(t, filepath.Join(dir, storeIdentities))
-		appends := map[string]bool{"tickets.create": true, "ingest": true}
-		for what, change := range map[string]func() error{
-			"replay": func() error {
-				return r.events.Replay(t.Context(), 0, func(kernel.Event) error { return nil })
-			},
-			"tickets.create": func() error { return create(r) },
-			"ingest": func() error {
-				_, err := gatewayLog{r.events, r.queue.Append}.Append(t.Context(), gateway.Event{Topic: "x/y", Data: []byte("1")})
-				return err
-			},
-			"tokens": func() error {
-				_, err := r.store.Mint(t.Context(), auth.MintRequest{Class: "agent"})
-				return mintError(err)
-			},
-			"list of nodes": func() error {
-				_, _, err := r.store.Nodes(t.Context(), auth.NodeQuery{Tenant: auth.DefaultTenant, Limit: 1})
-				return err
-			},
-			"invites": func() error {
-				_, _, err := r.store.CreateInvite(t.Context(), auth.InviteRequest{Class: "board"})
-				return inviteError(err)
-			},
-		} {
-			err := change()
-			if err == nil && appends[what] {
-				continue // the pages that it needs were still in memory
-			}
-			if err == nil {
-				t.Errorf("%s: done on a damaged store", what)
-				continue
-			}
-			if e := manifest.AsError(err); e.Code != manifest.Internal || e.PublicReason() != storage.Reason || e.Retryable() {
-				t.Errorf("%s: %+v", what, e)
-			}
+		if err == nil {
+			t.Errorf("%s: succeeded on a damaged store", tt.name)
+			continue
 		}
-		code, body := get(r, "/readyz")
-		if code != 503 || !strings.Contains(body, "events.db is damaged") || !strings.Contains(body, "relay.db is damaged") {
-			t.Errorf("readyz: %d %s", code, body)
+		if e := manifest.AsError(err); e.Code != manifest.Internal || e.PublicReason() != storage.Reason || e.Retryable() {
+			t.Errorf("%s: got %+v, want %s with reason %s, not retryable", tt.name, e, manifest.Internal, storage.Reason)
 		}
-		stop()
 	}
+	code, body := get(r, "/readyz")
+	if code != 503 || !strings.Contains(body, "events.db is damaged") || !strings.Contains(body, "relay.db is damaged") {
+		t.Errorf("readyz: %d %s, want 503 and the names of both stores", code, body)
+	}
+	stop()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -18,15 +19,16 @@ import (
 	"agentctl/transport/edge"
 )
 
-// TestSameEdge sends the same requests to the relay, the event gateway and the MCP handler,
-// all on loopback, and checks that they get the same answer. None has a token, so that a
-// request which passes the edge gets 401.
-func TestSameEdge(t *testing.T) {
-	const (
-		page  = "https://app.example"
-		trace = "0af7651916cd43dd8448eb211c80319c"
-		span  = "b7ad6b7169203331"
-	)
+// edgeHandler is one of the handlers behind the same checks.
+type edgeHandler struct {
+	name, path string
+	http.Handler
+}
+
+// newEdgeHandlers makes the relay, the event gateway and the MCP handler by itself, as they would serve
+// on loopback. Pages of one origin may use them.
+func newEdgeHandlers(t *testing.T, page string) []edgeHandler {
+	t.Helper()
 	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", AllowOrigin: []string{page}})
 	if err != nil {
 		t.Fatal(err)
@@ -50,17 +52,45 @@ func TestSameEdge(t *testing.T) {
 		},
 		Guard: edge.NewGuard(edge.GuardOptions{CheckHost: true, Origins: []string{page}}),
 	})
-	routes := r.routes()
-	handlers := []struct {
-		name, path string
-		handler    http.Handler
-	}{
-		{"relay", "/mcp/tools/call", routes},
-		{"relay, MCP", "/mcp", routes},
+	return []edgeHandler{
+		{"relay", "/mcp/tools/call", r.routes()},
+		{"relay, MCP", "/mcp", r.routes()},
 		{"gateway", gateway.IngestPath, g.Handler()},
 		{"MCP", "/mcp", m},
 	}
-	const passed, refused = http.StatusUnauthorized, http.StatusForbidden
+}
+
+// post sends a request with a Host and other headers, and returns the answer with the trace id of its
+// error envelope.
+func (h edgeHandler) post(t *testing.T, host string, header http.Header) (w *httptest.ResponseRecorder, code manifest.Code, traceID string) {
+	t.Helper()
+	req := httptest.NewRequest(http.MethodPost, h.path, strings.NewReader("{}"))
+	req.Host = host
+	maps.Copy(req.Header, header)
+	w = httptest.NewRecorder()
+	h.ServeHTTP(w, req)
+	var body struct {
+		Error struct {
+			Code    manifest.Code `json:"code"`
+			TraceID string        `json:"trace_id"`
+		} `json:"error"`
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
+		t.Errorf("the answer is not an error envelope: %v: %s", err, w.Body)
+	}
+	return w, body.Error.Code, body.Error.TraceID
+}
+
+// TestSameEdge: the relay, the event gateway and the MCP handler answer the same request in the same
+// way. No request has a token, so one that passes the checks of Host and Origin gets 401.
+func TestSameEdge(t *testing.T) {
+	const (
+		page    = "https://app.example"
+		trace   = "0af7651916cd43dd8448eb211c80319c"
+		span    = "b7ad6b7169203331"
+		passed  = http.StatusUnauthorized
+		refused = http.StatusForbidden
+	)
 	tests := []struct {
 		name   string
 		host   string
@@ -91,64 +121,47 @@ func TestSameEdge(t *testing.T) {
 		{name: "token of another scheme", host: "localhost", header: http.Header{"Authorization": {"Basic c2VjcmV0"}}, want: passed},
 		{name: "two tokens", host: "localhost", header: http.Header{"Authorization": {"Bearer secret", "Bearer secret"}}, want: passed},
 	}
-	for _, tt := range tests {
-		for _, h := range handlers {
-			w, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, h.path, strings.NewReader("{}"))
-			req.Host = tt.host
-			for k, v := range tt.header {
-				req.Header[k] = v
-			}
-			h.handler.ServeHTTP(w, req)
-			var body struct {
-				Error struct {
-					Code    manifest.Code `json:"code"`
-					TraceID string        `json:"trace_id"`
-				} `json:"error"`
-			}
-			if err := json.Unmarshal(w.Body.Bytes(), &body); err != nil {
-				t.Errorf("%s to the %s: %v: %s", tt.name, h.name, err, w.Body)
-			}
-			if w.Code != tt.want || body.Error.Code != manifest.SafetyDenied {
-				t.Errorf("%s to the %s: %d %s, want %d", tt.name, h.name, w.Code, w.Body, tt.want)
-			}
-			if id := body.Error.TraceID; len(id) != 32 || (id == trace) != tt.traced {
-				t.Errorf("%s to the %s: trace id %q, want the caller's: %v", tt.name, h.name, id, tt.traced)
-			}
-			if got := w.Header().Get("Cache-Control"); got != "no-store" {
-				t.Errorf("%s to the %s: Cache-Control %q", tt.name, h.name, got)
-			}
+	for _, h := range newEdgeHandlers(t, page) {
+		for _, tt := range tests {
+			t.Run(h.name+"/"+tt.name, func(t *testing.T) {
+				w, code, traceID := h.post(t, tt.host, tt.header)
+				if w.Code != tt.want || code != manifest.SafetyDenied {
+					t.Errorf("status %d with %s, want %d with %s", w.Code, code, tt.want, manifest.SafetyDenied)
+				}
+				if len(traceID) != 32 || (traceID == trace) != tt.traced {
+					t.Errorf("trace id %q, want the caller's: %v", traceID, tt.traced)
+				}
+				if got := w.Header().Get("Cache-Control"); got != "no-store" {
+					t.Errorf("Cache-Control %q, want no-store", got)
+				}
+			})
 		}
 	}
 }
 
-// TestSamePreflight checks that a preflight names the page that may ask, without a token.
+// TestSamePreflight: a preflight needs no token, and its answer names the page that may ask. Upper and
+// lower case are the same in an origin.
 func TestSamePreflight(t *testing.T) {
-	const page = "https://App.example"
-	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", AllowOrigin: []string{strings.ToLower(page)}})
-	if err != nil {
-		t.Fatal(err)
+	const page, evil = "https://App.example", "https://evil.example"
+	tests := []struct {
+		origin  string
+		want    int
+		allowed string // Access-Control-Allow-Origin
+	}{
+		{page, http.StatusNoContent, page},
+		{evil, http.StatusForbidden, ""},
 	}
-	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
-			t.Error(err)
+	for _, h := range newEdgeHandlers(t, strings.ToLower(page)) {
+		if h.name == "MCP" {
+			continue // its preflights are answered by the relay's routes
 		}
-	})
-	g, err := gateway.New(gateway.Options{AllowOrigins: []string{strings.ToLower(page)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for path, h := range map[string]http.Handler{"/mcp": r.routes(), gateway.IngestPath: g.Handler()} {
-		for origin, want := range map[string]int{page: http.StatusNoContent, "https://evil.example": http.StatusForbidden} {
-			w, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodOptions, "http://localhost"+path, nil)
-			req.Header.Set("Origin", origin)
+		for _, tt := range tests {
+			w, req := httptest.NewRecorder(), httptest.NewRequest(http.MethodOptions, "http://localhost"+h.path, nil)
+			req.Header.Set("Origin", tt.origin)
 			req.Header.Set("Access-Control-Request-Method", "POST")
 			h.ServeHTTP(w, req)
-			if w.Code != want {
-				t.Errorf("%s from %s: %d %s, want %d", path, origin, w.Code, w.Body, want)
-			}
-			allowed := map[bool]string{true: page}[want == http.StatusNoContent]
-			if got := w.Header().Get("Access-Control-Allow-Origin"); got != allowed {
-				t.Errorf("%s from %s: allows %q, want %q", path, origin, got, allowed)
+			if allowed := w.Header().Get("Access-Control-Allow-Origin"); w.Code != tt.want || allowed != tt.allowed {
+				t.Errorf("%s from %s: %d, allows %q; want %d, %q", h.name, tt.origin, w.Code, allowed, tt.want, tt.allowed)
 			}
 		}
 	}

@@ -73,6 +73,20 @@ func (f fleetBoards) Frame(nodeID string) (frame []byte, at time.Time, ok bool) 
 	return f.r.hub.NewestFrame(nodeID)
 }
 
+// find returns the id of the board that ref means, see fleet.Resolve.
+func (f fleetBoards) find(tenant, ref string) (nodeID string, err error) {
+	b, err := fleet.Resolve(f, tenant, ref)
+	return b.ID, err
+}
+
+// name returns the name of a board of the tenant, "" for another one.
+func (f fleetBoards) name(tenant, nodeID string) string {
+	if n, ok := f.r.store.LookupNode(tenant, nodeID); ok && n.NodeID == nodeID {
+		return n.Name
+	}
+	return ""
+}
+
 // stagesDiffer reports whether a stage that may answer callers differently is enabled for some of them.
 func (r *Relay) stagesDiffer() bool {
 	return slices.ContainsFunc(r.kernel.Pipeline().Names(), func(name string) bool { return name == "acl" || name == "redact" })

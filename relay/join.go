@@ -47,9 +47,9 @@ type linkedSessions interface {
 	SuspectClone(nodeID string)
 }
 
-// joinEndpoints is the state of the endpoints.
+// joinEndpoints is the state of the endpoints: failures by address, and counters by result.
 type joinEndpoints struct {
-	enrollFailures, refreshFailures *edge.Limiter // by address
+	enrollFailures, refreshFailures *edge.Limiter
 	enrolls, refreshes              map[string]*atomic.Uint64
 }
 
@@ -191,18 +191,18 @@ func (r *Relay) refusePage(w http.ResponseWriter, req *http.Request) bool {
 
 // exchange is one POST of joining: it reads the body and, once, answers, counts and audits.
 type exchange struct {
-	r        *Relay
-	w        http.ResponseWriter
-	req      *http.Request
-	failures *edge.Limiter
-	max      int
-	source   string
-	counts   map[string]*atomic.Uint64
-	rec      kernel.Record
+	r           *Relay
+	w           http.ResponseWriter
+	req         *http.Request
+	source      string                    // the client's address, by which failures are counted
+	failures    *edge.Limiter             // of the endpoint, by source
+	maxFailures int                       // of one source in a minute
+	counts      map[string]*atomic.Uint64 // of the endpoint, by result
+	rec         kernel.Record
 }
 
 func (r *Relay) newExchange(w http.ResponseWriter, req *http.Request, name string, failures *edge.Limiter, maxFailures int, counts map[string]*atomic.Uint64) *exchange {
-	x := &exchange{r: r, w: w, req: req, failures: failures, max: maxFailures, source: edge.AddressKey(r.opt.TrustedProxies.ClientAddr(req)).String(), counts: counts}
+	x := &exchange{r: r, w: w, req: req, failures: failures, maxFailures: maxFailures, source: edge.AddressKey(r.opt.TrustedProxies.ClientAddr(req)).String(), counts: counts}
 	x.rec.Tool, x.rec.Address = name, r.clientAddr(req)
 	x.rec.TraceID, _ = edge.TraceID(req)
 	return x
@@ -246,7 +246,7 @@ func (x *exchange) read(body any) bool {
 // takes nothing: only failures do (refuse). Requests that run at the same time may exceed
 // the limit by their number.
 func (x *exchange) wait() time.Duration {
-	return x.failures.Wait(x.source, float64(x.max)/60, x.max, time.Now())
+	return x.failures.Wait(x.source, float64(x.maxFailures)/60, x.maxFailures, time.Now())
 }
 
 // refuse answers with an error, counts it against the address and audits it. A nonce that

@@ -149,75 +149,110 @@ func (j *joinTest) invite(req auth.InviteRequest) string {
 	return code
 }
 
-func TestJoinOverHTTP(t *testing.T) {
+// TestEnrollBoard: an invite code makes a node with a token of 30 days, and the same request gives the
+// same node again. The key of the board then refreshes the token.
+func TestEnrollBoard(t *testing.T) {
 	j := newJoinTest(t)
 	code := j.invite(auth.InviteRequest{Name: "attic"})
 	a, refused := j.enroll(code)
 	if refused != "" || !manifest.ValidNodeID(a.NodeID) || a.DeviceToken == "" || a.AgentID != "" || a.Token != "" || a.TenantID != "default" ||
 		a.Name != "attic" || a.Gen != 1 || a.CA != "" {
-		t.Fatalf("%+v, %s", a, refused)
+		t.Fatalf("got %+v, refused %q; want a node named attic with its first token", a, refused)
 	}
-	if end := time.UnixMilli(a.ExpiresAtMS); time.Until(end) > auth.BoardTokenTTL || time.Until(end) < auth.BoardTokenTTL-time.Minute {
-		t.Errorf("expires at %v", end)
+	if left := time.Until(time.UnixMilli(a.ExpiresAtMS)); left > auth.BoardTokenTTL || left < auth.BoardTokenTTL-time.Minute {
+		t.Errorf("the token is valid for %v, want %v", left, auth.BoardTokenTTL)
 	}
 	if again, refused := j.enroll(code); refused != "" || again.NodeID != a.NodeID {
-		t.Errorf("a repeat: %+v, %s", again, refused)
+		t.Errorf("the same request again: node %q, refused %q; want node %s", again.NodeID, refused, a.NodeID)
 	}
 	if b, refused := j.refresh(a.NodeID, 1, ""); refused != "" || b.Gen != 2 || b.Token == "" {
-		t.Errorf("refresh: %+v, %s", b, refused)
+		t.Errorf("refresh: %+v, refused %q; want a token of generation 2", b, refused)
 	}
-	if n := j.r.queue.Stats().Waiting; n != 1 { // of the first enrollment alone
-		t.Errorf("%d events about joining, want 1", n)
+	if n := j.r.queue.Stats().Waiting; n != 1 {
+		t.Errorf("%d events about joining, want 1: that of the first request", n)
 	}
-	first := j.key
-	for want, f := range map[string]func() string{
-		"410 used":         func() string { j.newKey(); _, s := j.enroll(code); return s },
-		"403 code_unknown": func() string { _, s := j.enroll(enrollment.NewCode()); return s },
-		"409 key_in_use":   func() string { j.key = first; _, s := j.enroll(j.invite(auth.InviteRequest{})); return s },
-		"401 proof":        func() string { j.newKey(); _, s := j.refresh(a.NodeID, 1, ""); return s },
-		"403 revoked": func() string {
-			c := j.invite(auth.InviteRequest{})
-			if _, err := j.r.store.RevokeInvite(t.Context(), "", c[:4], false); err != nil {
-				t.Error(err)
+}
+
+// TestJoinRefusals: each refusal has its status and its reason.
+func TestJoinRefusals(t *testing.T) {
+	j := newJoinTest(t)
+	code := j.invite(auth.InviteRequest{})
+	board, refused := j.enroll(code)
+	if refused != "" {
+		t.Fatal(refused)
+	}
+	usedKey := j.key
+	enroll := func(code string) string { _, refused := j.enroll(code); return refused }
+	// enrollWith enrolls with a request that was changed.
+	enrollWith := func(change func(*enrollment.EnrollRequest)) string {
+		body := j.enrollBody(j.invite(auth.InviteRequest{}))
+		change(body)
+		var v refusal
+		return fmt.Sprint(j.send("POST", enrollment.EnrollPath, nil, body, &v), " ", v.Error.Reason)
+	}
+	for _, tt := range []struct {
+		name string
+		want string
+		try  func() string
+	}{
+		{"a code that another board has used", "410 used", func() string { j.newKey(); return enroll(code) }},
+		{"a code that no invite has", "403 code_unknown", func() string { j.newKey(); return enroll(enrollment.NewCode()) }},
+		{"a key of another board", "409 key_in_use", func() string { j.key = usedKey; return enroll(j.invite(auth.InviteRequest{})) }},
+		{"a revoked invite", "403 revoked", func() string {
+			revoked := j.invite(auth.InviteRequest{})
+			if _, err := j.r.store.RevokeInvite(t.Context(), "", revoked[:4], false); err != nil {
+				t.Fatal(err)
 			}
 			j.newKey()
-			_, s := j.enroll(c)
-			return s
-		},
-		"409 nonce": func() string {
-			var v refusal
-			b := j.enrollBody(code)
-			b.Nonce = "x"
-			return fmt.Sprint(j.send("POST", enrollment.EnrollPath, nil, b, &v), " ", v.Error.Reason)
-		},
-		"403 token_invalid": func() string {
-			var v refusal
+			return enroll(revoked)
+		}},
+		{"a nonce of nobody", "409 nonce", func() string {
 			j.newKey()
-			b := j.enrollBody(j.invite(auth.InviteRequest{}))
-			b.Token = "x.y.z"
-			return fmt.Sprint(j.send("POST", enrollment.EnrollPath, nil, b, &v), " ", v.Error.Reason)
-		},
+			return enrollWith(func(r *enrollment.EnrollRequest) { r.Nonce = "x" })
+		}},
+		{"a malformed earlier token", "403 token_invalid", func() string {
+			j.newKey()
+			return enrollWith(func(r *enrollment.EnrollRequest) { r.Token = "x.y.z" })
+		}},
+		{"a refresh with another key", "401 proof", func() string { j.newKey(); _, refused := j.refresh(board.NodeID, 1, ""); return refused }},
 	} {
-		if got := f(); got != want {
-			t.Errorf("got %s, want %s", got, want)
+		if got := tt.try(); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}
 	}
-	var metrics = string(j.r.writeMetrics(nil))
+}
+
+// TestJoinIsRecorded: joining is counted and audited, and neither the metrics nor the audit log has
+// a secret.
+func TestJoinIsRecorded(t *testing.T) {
+	j := newJoinTest(t)
+	code := j.invite(auth.InviteRequest{})
+	a, _ := j.enroll(code)
+	j.enroll(code)
+	j.refresh(a.NodeID, 1, "")
+	usedKey := j.key
+	j.newKey()
+	j.enroll(code)             // used
+	j.refresh(a.NodeID, 1, "") // proof
+	j.key = usedKey
+	j.enroll(j.invite(auth.InviteRequest{})) // key_in_use
+
+	metrics := string(j.r.writeMetrics(nil))
 	for _, line := range []string{`agentctl_enrollments_total{result="new"} 1`, `agentctl_enrollments_total{result="repeat"} 1`,
 		`agentctl_enrollments_total{result="used"} 1`, `agentctl_token_refreshes_total{result="new"} 1`, `agentctl_token_refreshes_total{result="proof"} 1`} {
 		if !strings.Contains(metrics, line+"\n") {
-			t.Errorf("no %s", line)
+			t.Errorf("the metrics have no %s", line)
 		}
 	}
 	log := j.auditFile(audit.FileName) + j.auditFile(audit.RefusalsFileName)
-	for _, secret := range []string{code, enrollment.HashCode(code), a.DeviceToken} {
-		if strings.Contains(log, secret) {
-			t.Error("the audit log has a secret")
-		}
-	}
 	for _, part := range []string{`"tool":"enroll","node_id":"` + a.NodeID + `","decision":"allow","reason":"new"`, `"enroll key_in_use":1`, `"tool":"token"`, `"token proof":1`} {
 		if !strings.Contains(log, part) {
 			t.Errorf("the audit log has no %s:\n%s", part, log)
+		}
+	}
+	for _, secret := range []string{code, enrollment.HashCode(code), a.DeviceToken} {
+		if strings.Contains(log+metrics, secret) {
+			t.Error("the audit log or the metrics have a secret")
 		}
 	}
 }

@@ -2,13 +2,9 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
-	"path/filepath"
 	"time"
 
 	"agentctl/relay/eventlog"
@@ -32,14 +28,6 @@ type LiveState struct {
 	// Error is why the state cannot be read; the rest is then empty.
 	Error string `json:"error,omitempty"`
 }
-
-// Requests on the status socket, a line each. A connection that sends none in time gets the status.
-const (
-	requestStatus  = "status"
-	requestState   = "state"
-	requestTimeout = 250 * time.Millisecond
-	maxRequest     = 64 // bytes of a line
-)
 
 // Bounds of the live state.
 const (
@@ -115,20 +103,6 @@ func ReadLiveState(ctx context.Context, stateDir string) (*LiveState, error) {
 	return &s, nil
 }
 
-// readRequest returns the line that a client of the status socket sends, "" for none.
-func readRequest(c net.Conn) string {
-	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
-	line := make([]byte, 0, maxRequest)
-	for len(line) < maxRequest {
-		var b [1]byte
-		if _, err := io.ReadFull(c, b[:]); err != nil || b[0] == '\n' {
-			break
-		}
-		line = append(line, b[0])
-	}
-	return string(line)
-}
-
 // stateCopy is a state that was rebuilt from the log by another process than the relay.
 type stateCopy struct {
 	kernel  *kernel.Kernel
@@ -187,14 +161,3 @@ func (logPart) Offer(kernel.Event) bool { return false }
 
 // Last implements kernel.Log.
 func (l logPart) Last() uint64 { return l.query.To }
-
-// openEvents opens the event log of a state directory for reading.
-func openEvents(stateDir string) (*eventlog.Reader, error) {
-	return eventlog.OpenReader(filepath.Join(stateDir, eventlog.FileName))
-}
-
-// writeState answers a request for the state.
-func (r *Relay) writeState(ctx context.Context, c net.Conn) error {
-	_ = c.SetDeadline(time.Now().Add(stateTimeout + statusTimeout))
-	return json.NewEncoder(c).Encode(r.liveState(ctx))
-}

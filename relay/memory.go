@@ -28,6 +28,11 @@ import (
 // therefore a part of the live heap, and the time between two is in proportion to it: a device
 // costs the same in a fleet of any size, and returning memory costs 0.4 % of a core at most,
 // or twice as much if loads come and go.
+//
+// Two words for little load, which differ in what they are compared with:
+//
+//	quiet   allocates little for the size of its heap: the heap may grow by half only
+//	calm    allocates little in bytes: free memory is returned to the system
 const (
 	adjustInterval = 250 * time.Millisecond
 
@@ -97,9 +102,9 @@ type memoryTuner struct {
 	allocated uint64        // bytes since the start, at the last adjust
 	percent   int           // GC percent in force; 0: GOGC decides
 	calm      *rate.Limiter // allows the bytes that a calm relay allocates
-	loadedAt  time.Time     // when the relay was not quiet
-	busyAt    time.Time     // when the relay was not calm
-	trimmedAt time.Time
+	loadedAt  time.Time     // when the relay was last not quiet
+	busyAt    time.Time     // when the relay was last not calm
+	trimmedAt time.Time     // when memory was last returned to the system
 }
 
 // newMemoryTuner makes a tuner that leaves GOGC alone if it is set. devices counts those that are

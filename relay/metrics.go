@@ -38,13 +38,13 @@ import (
 // counters are what this package counts itself. The keys of both maps are fixed, so that
 // they need no lock.
 type counters struct {
-	calls     map[manifest.Code]*atomic.Uint64 // decisions; "" is success
-	events    map[string]*atomic.Uint64        // of devices, by kind
-	overQuota atomic.Uint64                    // streams
+	calls        map[manifest.Code]*atomic.Uint64 // decisions by error code; "" is success
+	deviceEvents map[string]*atomic.Uint64        // by kind, see deviceEventKinds
+	overQuota    atomic.Uint64                    // streams opened above a tenant's quota
 
 	http, mcp, metrics, status transportCounts
-	statusOpen                 atomic.Int32 // connections of the status socket
-	statusServed               atomic.Bool
+	statusOpen                 atomic.Int32 // connections of the status socket that are open now
+	statusServed               atomic.Bool  // the status socket is served
 }
 
 // deviceEventKinds are the kinds of hub.AuditEvent, and bad_event.
@@ -53,12 +53,12 @@ var deviceEventKinds = []string{"bad_event", "bad_result", "bad_sample", "clone_
 
 // newCounters makes a counter for each error code and each kind of device event.
 func newCounters() *counters {
-	c := &counters{calls: map[manifest.Code]*atomic.Uint64{"": {}}, events: make(map[string]*atomic.Uint64, len(deviceEventKinds))}
+	c := &counters{calls: map[manifest.Code]*atomic.Uint64{"": {}}, deviceEvents: make(map[string]*atomic.Uint64, len(deviceEventKinds))}
 	for _, code := range manifest.Codes {
 		c.calls[code] = new(atomic.Uint64)
 	}
 	for _, k := range deviceEventKinds {
-		c.events[k] = new(atomic.Uint64)
+		c.deviceEvents[k] = new(atomic.Uint64)
 	}
 	return c
 }
@@ -73,7 +73,7 @@ func (c *counters) countDecision(r *kernel.Record) {
 
 // countDeviceEvent counts an event of a known kind.
 func (c *counters) countDeviceEvent(kind string) {
-	if n := c.events[kind]; n != nil {
+	if n := c.deviceEvents[kind]; n != nil {
 		n.Add(1)
 	}
 }
@@ -142,24 +142,14 @@ var families = []metric{
 	{"agentctl_eventlog_calls", "gauge", "Events about calls that are kept.", func(s *snapshot) float64 { return float64(s.events.Calls) }},
 	{"agentctl_eventlog_removed_total", "counter", "Events that retention removed.", func(s *snapshot) float64 { return float64(s.events.Removed) }},
 	{"agentctl_eventlog_faults", "gauge", "Places at which a chain of the event log is broken, of the newest check; at most 64.", func(s *snapshot) float64 { return float64(len(s.events.Verification.Faults)) }},
-	{"agentctl_eventlog_over_bound", "gauge", "1 while the files of the event log are larger than allowed.", func(s *snapshot) float64 {
-		if s.events.OverBound {
-			return 1
-		}
-		return 0
-	}},
+	{"agentctl_eventlog_over_bound", "gauge", "1 while the files of the event log are larger than allowed.", func(s *snapshot) float64 { return oneIf(s.events.OverBound) }},
 	{"agentctl_eventlog_bytes", "gauge", "Size of the event log on disk.", func(s *snapshot) float64 { return float64(s.events.Bytes) }},
 	{"agentctl_eventlog_waiting", "gauge", "Events that wait to be written.", func(s *snapshot) float64 { return float64(s.events.Queued) }},
 	{"agentctl_eventlog_appended_total", "counter", "Events made durable.", func(s *snapshot) float64 { return float64(s.events.Appended) }},
 	{"agentctl_eventlog_dropped_total", "counter", "Offered events that were not kept.", func(s *snapshot) float64 { return float64(s.events.Dropped) }},
 	{"agentctl_eventlog_commits_total", "counter", "Transactions of the event log.", func(s *snapshot) float64 { return float64(s.events.Commits) }},
 	{"agentctl_eventlog_failed_total", "counter", "Transactions that the disk refused.", func(s *snapshot) float64 { return float64(s.events.FailedCommits) }},
-	{"agentctl_relay_degraded", "gauge", "1 if the relay runs without its event log (--start-degraded).", func(s *snapshot) float64 {
-		if s.r.degraded != nil {
-			return 1
-		}
-		return 0
-	}},
+	{"agentctl_relay_degraded", "gauge", "1 if the relay runs without its event log (--start-degraded).", func(s *snapshot) float64 { return oneIf(s.r.degraded != nil) }},
 	{"agentctl_events_waiting", "gauge", "Alerts and changes of presence that wait in memory for the event log.", func(s *snapshot) float64 { return float64(s.queue.Waiting) }},
 	{"agentctl_events_lost_total", "counter", "Events that were not kept and are reported as a gap.", func(s *snapshot) float64 { return float64(s.queue.Lost) }},
 	{"agentctl_audit_lines_total", "counter", "Audit lines written.", func(s *snapshot) float64 { return float64(s.audit.Lines) }},
@@ -207,7 +197,7 @@ func (r *Relay) writeMetrics(b []byte) []byte {
 	b = r.appendPools(b, s)
 	b = appendHeader(b, "agentctl_device_events_total", "counter", "Events of device links, by kind.")
 	for _, k := range deviceEventKinds {
-		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.events[k].Load()))
+		b = appendSample(b, "agentctl_device_events_total", `kind="`+k+`"`, float64(r.metrics.deviceEvents[k].Load()))
 	}
 	b = appendHeader(b, "agentctl_sse_closes_total", "counter", "Ended metric streams, by close code (0: without a close event).")
 	for _, c := range []sse.Code{0, sse.Normal, sse.IdleTimeout, sse.Backpressure, sse.RateLimited, sse.DeviceOffline} {
@@ -272,22 +262,17 @@ func appendPlugins(b []byte, plugins []kernel.PluginFigures) []byte {
 func appendTransports(b []byte, list []transportFigures) []byte {
 	for _, f := range []struct {
 		name, typ, help string
-		value           func(*transportFigures) uint64
+		value           func(*transportFigures) float64
 	}{
-		{"agentctl_transport_enabled", "gauge", "1 if the transport is served.", func(t *transportFigures) uint64 {
-			if t.Enabled {
-				return 1
-			}
-			return 0
-		}},
-		{"agentctl_transport_sessions", "gauge", "Open connections, sessions and streams of the transport.", func(t *transportFigures) uint64 { return uint64(t.Sessions) }},
-		{"agentctl_transport_requests_total", "counter", "Requests that the transport answered: calls and reads (http, mcp), links, streams (sse), scrapes, questions about the status.", func(t *transportFigures) uint64 { return t.Requests }},
-		{"agentctl_transport_errors_total", "counter", "Requests of the transport that were refused or failed.", func(t *transportFigures) uint64 { return t.Errors }},
+		{"agentctl_transport_enabled", "gauge", "1 if the transport is served.", func(t *transportFigures) float64 { return oneIf(t.Enabled) }},
+		{"agentctl_transport_sessions", "gauge", "Open connections, sessions and streams of the transport.", func(t *transportFigures) float64 { return float64(t.Sessions) }},
+		{"agentctl_transport_requests_total", "counter", "Requests that the transport answered: calls and reads (http, mcp), links, streams (sse), scrapes, questions about the status.", func(t *transportFigures) float64 { return float64(t.Requests) }},
+		{"agentctl_transport_errors_total", "counter", "Requests of the transport that were refused or failed.", func(t *transportFigures) float64 { return float64(t.Errors) }},
 	} {
 		b = appendHeader(b, f.name, f.typ, f.help)
 		for i := range list {
 			if f.typ == "gauge" || list[i].Name != transportPlugins {
-				b = appendSample(b, f.name, `transport="`+list[i].Name+`"`, float64(f.value(&list[i])))
+				b = appendSample(b, f.name, `transport="`+list[i].Name+`"`, f.value(&list[i]))
 			}
 		}
 	}
@@ -300,12 +285,7 @@ func appendStores(b []byte, stores []storage.Health) []byte {
 		name, typ, help string
 		value           func(*storage.Health) float64
 	}{
-		{"agentctl_storage_healthy", "gauge", "1 if the store works, 0 while it does not.", func(h *storage.Health) float64 {
-			if h.OK() {
-				return 1
-			}
-			return 0
-		}},
+		{"agentctl_storage_healthy", "gauge", "1 if the store works, 0 while it does not.", func(h *storage.Health) float64 { return oneIf(h.OK()) }},
 		{"agentctl_storage_problem_since_seconds", "gauge", "Unix time since when the store has its worst problem, 0 without one.", func(h *storage.Health) float64 {
 			if len(h.Problems) == 0 {
 				return 0
@@ -389,6 +369,14 @@ func appendHistograms(b []byte, name, help string, classes []stages.ClassStats, 
 		b = appendSample(b, name+"_count", class, float64(n))
 	}
 	return b
+}
+
+// oneIf is the value of a gauge that is 1 or 0.
+func oneIf(on bool) float64 {
+	if on {
+		return 1
+	}
+	return 0
 }
 
 // appendHeader appends the lines that start a family.

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 	"agentctl/relay/plugins/fleet"
 	"agentctl/relay/plugins/process"
 	"agentctl/relay/plugins/triage"
+	"agentctl/transport/clock"
 	"agentctl/transport/edge"
 )
 
@@ -156,6 +158,22 @@ type Options struct {
 	Level   *zap.AtomicLevel // of Logger; nil: the control plane cannot change it
 }
 
+// setDefaults fills in what Open needs before anything else. Other defaults are set by the
+// packages that get the option.
+func (o *Options) setDefaults() {
+	if o.Listener != nil {
+		o.Listen = o.Listener.Addr().String()
+	}
+	o.Listen = cmp.Or(o.Listen, DefaultListen)
+	o.Logger = cmp.Or(o.Logger, zap.NewNop())
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	if o.Synchronized == nil {
+		o.Synchronized = clock.NTPSynchronized
+	}
+}
+
 // ErrOptions is what every OptionError is (errors.Is).
 var ErrOptions = errors.New("relay: bad options")
 
@@ -239,9 +257,11 @@ func (r *Relay) checkOptions() error {
 	return nil
 }
 
-// checkTLS decides where certificates come from, if Options.TLS leaves it open: from the files
-// if there are any; from nowhere on loopback, where nobody listens in, and behind a proxy;
-// else from the relay's own authority.
+// checkTLS refuses contradicting TLS options. Where Options.TLS is empty it decides first:
+//
+//	certificate files are given         TLSFiles
+//	on loopback, or Options.Insecure    TLSOff: nobody listens in, or a proxy terminates TLS
+//	otherwise                           TLSOwn
 func (r *Relay) checkTLS() error {
 	o := &r.opt
 	hasFiles := o.TLSCert != "" || o.TLSKey != ""

@@ -39,7 +39,6 @@ import (
 	"agentctl/relay/plugins/tickets"
 	"agentctl/relay/stages"
 	"agentctl/relay/storage"
-	"agentctl/transport/clock"
 	"agentctl/transport/edge"
 	"agentctl/transport/link"
 	"agentctl/transport/sse"
@@ -55,19 +54,19 @@ import (
 type Relay struct {
 	opt       Options
 	log       *zap.Logger
-	logFilter *stages.LogFilter // of log
+	logFilter *stages.LogFilter // removes secrets from the lines of log
+	started   time.Time
 
 	// State on disk, and what watches it.
 	storage *storage.Monitor
 	store   *auth.Store
 	audit   *audit.Log
-	events  *eventlog.Store
-	queue   *eventqueue.Queue // of events; what writes events writes here
-
-	started time.Time
-	sizes   atomic.Pointer[map[string]int64] // of the stores, by name; nil before they were read
-
-	degraded error // why events is nil; nil: it is not
+	events  *eventlog.Store // nil: degraded says why
+	// queue is where every part of the relay appends events. It passes them on to events, and
+	// keeps them in memory while the disk fails.
+	queue    *eventqueue.Queue
+	degraded error                            // why the relay runs without its event log, else nil
+	sizes    atomic.Pointer[map[string]int64] // bytes of each store on disk; nil before they were read
 
 	// The packages that it composes.
 	kernel    *kernel.Kernel
@@ -88,7 +87,7 @@ type Relay struct {
 	devices      sync.Map // *hub.Node to *device
 	offline      *offlineQueue
 	registry     registryRetries
-	sessions     linkedSessions // r.hub
+	sessions     linkedSessions // the hub, as joining uses it; tests replace it
 
 	join *joinEndpoints
 
@@ -101,29 +100,29 @@ type Relay struct {
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
 	// route is enabled.
 	guard       *edge.Guard
-	guards      []*edge.Guard // guard and that of /metrics
+	guards      []*edge.Guard // of all listeners, for Reload: guard and that of /metrics
 	conns       *edge.Conns
 	bodies      *edge.Bodies
 	endpoints   endpoints
 	metrics     *counters
-	refusals    *rate.Limiter // of refused calls that are published
-	adminLimits *edge.Limiter // of administrators, see admin.go
-	strangers   *edge.Limiter // of log lines by address, see mayLogStranger
-	listSecret  string        // of this run, see nodesTag
+	refusals    *rate.Limiter // bounds publishRefusal
+	adminLimits *edge.Limiter // bounds each administrator's requests, see admin.go
+	strangers   *edge.Limiter // bounds log lines about each address, see mayLogStranger
+	listSecret  string        // random, so that ETags of an earlier run do not match, see nodesTag
 
 	listener, metricsListener, gatewayListener net.Listener               // nil: not served
 	metricsConns                               atomic.Pointer[edge.Conns] // of metricsListener, once it serves
 
 	tls          *tls.Config            // nil: plain HTTP
 	certificate  *Certificate           // nil: not TLSFiles
-	fileOrigins  []string               // of Options.AllowOriginFile; of Open and Reload
+	fileOrigins  []string               // what Options.AllowOriginFile has; set by Open and Reload only
 	authority    *auth.Authority        // nil: not TLSOwn
-	listenURL    atomic.Pointer[string] // of listener, see updateListenURL; nil without one
-	public       *url.URL               // nil: clients use the listener's address
+	listenURL    atomic.Pointer[string] // URL of listener, see updateListenURL; nil without one
+	public       *url.URL               // Options.Public; nil: clients use the listener's address
 	loopback     bool                   // Options.Listen is a loopback address
-	ready        atomic.Bool
-	readingState atomic.Bool // of liveState
-	abandoned    atomic.Bool // the disk hung when Run ended: files are not closed
+	ready        atomic.Bool            // /readyz succeeds, and device links are accepted
+	readingState atomic.Bool            // a liveState is in progress
+	abandoned    atomic.Bool            // the disk hung when Run ended: files are not closed
 	onReady      func()
 }
 
@@ -141,29 +140,19 @@ func Open(opt Options) (*Relay, error) {
 
 // open is Open; damage, if it is not nil, is why the event log is not opened.
 func open(opt Options, damage error) (r *Relay, err error) {
-	if opt.Listener != nil {
-		opt.Listen = opt.Listener.Addr().String()
-	} else if opt.Listen == "" {
-		opt.Listen = DefaultListen
-	}
-	if opt.Logger == nil {
-		opt.Logger = zap.NewNop()
-	}
+	opt.setDefaults()
 	logFilter := new(stages.LogFilter)
 	opt.Logger = logFilter.Wrap(opt.Logger)
-	if opt.Now == nil {
-		opt.Now = time.Now
+	r = &Relay{
+		opt: opt, log: opt.Logger, logFilter: logFilter, started: time.Now(), listener: opt.Listener, degraded: damage,
+		storage: storage.New(storage.Options{Logger: opt.Logger}), offline: newOfflineQueue(), join: newJoinEndpoints(), listSecret: rand.Text(),
+		streamEngine: sse.NewEngine(), streamPool: edge.NewPool(maxStreams),
+		conns:  edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies}),
+		bodies: edge.NewBodies(), adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false),
 	}
-	if opt.Synchronized == nil {
-		opt.Synchronized = clock.NTPSynchronized
-	}
-	r = &Relay{opt: opt, log: opt.Logger, logFilter: logFilter, offline: newOfflineQueue(), join: newJoinEndpoints(), listener: opt.Listener, bodies: edge.NewBodies(), streamEngine: sse.NewEngine(), streamPool: edge.NewPool(maxStreams),
-		started: time.Now(), listSecret: rand.Text(), degraded: damage, storage: storage.New(storage.Options{Logger: opt.Logger}),
-		adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false)}
 	for range min(runtime.GOMAXPROCS(0), 4) {
 		r.streamEngine.AddShard(nil)
 	}
-	r.conns = edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies})
 	for _, step := range []func() error{
 		r.checkOptions, // these three before anything is created
 		r.readOrigins,
@@ -351,8 +340,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	_ = metricsSrv.Close()
 	serving.Wait()
-	// What is left uses the disk. One that hangs holds its goroutines for ever: they are left
-	// behind, and the process ends.
+	// What is left uses the disk. The goroutines that wait for a disk that hangs never end: they
+	// are left behind, and the process ends.
 	stopComponents()
 	stuck := !r.waitForDisk(drain, &background)
 	stopQueue()
@@ -385,7 +374,7 @@ func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metrics
 	metricsSrv = edge.NewServer(r.metricsRoutes(), errorLog)
 	metricsSrv.ReadTimeout, metricsSrv.WriteTimeout = edge.BodyTimeout, writeTimeout
 	if r.metricsListener != nil {
-		// Its connections are counted apart: a flood elsewhere does not keep a monitor out.
+		// Its connections have separate bounds: a flood elsewhere does not keep a monitor out.
 		metricsConns := edge.NewConns(edge.ConnOptions{MaxOpen: maxMetricsConns})
 		r.metricsConns.Store(metricsConns)
 		ln := metricsConns.Listener(r.metricsListener, true)

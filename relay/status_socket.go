@@ -33,6 +33,15 @@ const (
 	statusTimeout  = 5 * time.Second
 )
 
+// Requests on the status socket, a line each. A connection that sends nothing within
+// requestTimeout, as clients of earlier releases do, gets the status.
+const (
+	requestStatus  = "status"
+	requestState   = "state"
+	requestTimeout = 250 * time.Millisecond
+	maxRequest     = 64 // bytes of a line
+)
+
 // ErrNotRunning is returned by ReadStatus when no relay serves the state directory.
 var ErrNotRunning = errors.New("no relay is running on this state directory")
 
@@ -130,13 +139,28 @@ func (r *Relay) serveStatus(ctx context.Context) {
 	_ = os.Remove(filepath.Join(r.opt.StateDir, statusSocket))
 }
 
-// answerStatus answers one connection.
+// answerStatus reads the request of one connection and answers it.
 func (r *Relay) answerStatus(ctx context.Context, c net.Conn) error {
 	if readRequest(c) == requestState {
-		return r.writeState(ctx, c)
+		_ = c.SetDeadline(time.Now().Add(stateTimeout + statusTimeout))
+		return json.NewEncoder(c).Encode(r.liveState(ctx))
 	}
 	_ = c.SetDeadline(time.Now().Add(statusTimeout))
 	return json.NewEncoder(c).Encode(r.Status())
+}
+
+// readRequest returns the line that a client of the status socket sends, "" for none.
+func readRequest(c net.Conn) string {
+	_ = c.SetReadDeadline(time.Now().Add(requestTimeout))
+	line := make([]byte, 0, maxRequest)
+	for len(line) < maxRequest {
+		var b [1]byte
+		if _, err := io.ReadFull(c, b[:]); err != nil || b[0] == '\n' {
+			break
+		}
+		line = append(line, b[0])
+	}
+	return string(line)
 }
 
 // measure keeps the sizes of the stores and the space of the disk up to date, until ctx ends. On a disk that hangs it

@@ -9,97 +9,140 @@ import (
 	"agentctl/relay/auth"
 )
 
-// A token that is made over HTTP holds nothing that its creator lacks, in scope or tenant,
-// except device:connect.
+// TestCreateToken: by default a token gets the scopes of its class, cut down to those of its
+// creator.
 func TestCreateToken(t *testing.T) {
 	a := newAdminTest(t)
 	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Subject: "ann"}).Token
 	narrow := a.mint(auth.MintRequest{Class: "agent", Scopes: []string{"tokens:write", "tools:list"}}).Token
+	limited := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Topics: []string{"build/*", "alert"}}).Token
+	board := a.mint(auth.MintRequest{Class: "device"}).NodeID
+	for _, tt := range []struct {
+		creator, body string
+		want          string // part of the answer
+	}{
+		{admin, ``, `"scopes":"tools:call:read_only tools:list events:subscribe tickets:read boards:inspect"`},
+		{admin, `{"subject":"ci","scopes":["tickets:write"],"ttl_ms":3600000}`, `"subject":"ci","scopes":"tickets:write"`},
+		{admin, `{"tenant":"default"}`, "token"},
+		{admin, `{"class":"tenant-admin"}`, "tokens:write"},
+		{admin, `{"class":"device"}`, `"scopes":"device:connect"`},
+		{admin, `{"class":"device","node":"` + board[:24] + `"}`, `"node_id":"` + board + `"`},
+		{admin, `{"topics":["build/*"]}`, `"topics":["build/*"]`},
+		{narrow, ``, `"scopes":"tools:list"`},
+		{narrow, `{"class":"device"}`, `"scopes":"device:connect"`},
+		{limited, `{}`, `"topics":["alert","build/*"]`},
+		{limited, `{"topics":["build/x"]}`, `"topics":["build/x"]`},
+	} {
+		a.want(tt.creator, "POST", "/v1/tokens", tt.body, 200, tt.want)
+	}
+}
+
+// TestCreateTokenDenied: a token holds nothing that its creator lacks, in scope, topic, tenant or
+// board, except device:connect.
+func TestCreateTokenDenied(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	narrow := a.mint(auth.MintRequest{Class: "agent", Scopes: []string{"tokens:write", "tools:list"}}).Token
+	limited := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Topics: []string{"build/*"}}).Token
 	reader := a.mint(auth.MintRequest{Class: "agent"}).Token
 	operator := a.mint(auth.MintRequest{Class: auth.PresetOperator}).Token
-	limited := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Topics: []string{"build/*", "alert"}}).Token
-	own := a.mint(auth.MintRequest{Class: "device"}).NodeID
 	foreign := a.mint(auth.MintRequest{Class: "device", Tenant: "zeta"}).NodeID
-	const path = "/v1/tokens"
 	for _, tt := range []struct {
-		token, body string
-		status      int
-		part        string
+		creator, body string
+		status        int
+		want          string // part of the answer
 	}{
-		{admin, ``, 200, `"scopes":"tools:call:read_only tools:list events:subscribe tickets:read boards:inspect"`},
-		{admin, `{"subject":"ci","scopes":["tickets:write"],"ttl_ms":3600000}`, 200, `"subject":"ci","scopes":"tickets:write"`},
-		{admin, `{"class":"tenant-admin"}`, 200, "tokens:write"},
-		{admin, `{"class":"device"}`, 200, `"scopes":"device:connect"`},
-		{admin, `{"class":"device","node":"` + own[:24] + `"}`, 200, `"node_id":"` + own + `"`},
-		{admin, `{"tenant":"default"}`, 200, "token"},
-		{narrow, ``, 200, `"scopes":"tools:list"`}, // cut down to what the creator has
-		{narrow, `{"class":"device"}`, 200, `"scopes":"device:connect"`},
-
+		{"", ``, 401, "no token"},
+		{reader, ``, 403, "tokens:write"},
+		{operator, ``, 403, "tokens:write"},
 		{admin, `{"tenant":"zeta"}`, 403, "for the tenant of the token that makes it"},
 		{admin, `{"class":"device","tenant":"zeta"}`, 403, "for the tenant of the token that makes it"},
 		{admin, `{"class":"admin"}`, 403, "lacks: events:ingest kernel:admin"},
 		{admin, `{"class":"operator"}`, 403, "lacks: kernel:admin"},
 		{admin, `{"class":"enroll"}`, 403, "lacks: device:enroll"},
 		{admin, `{"scopes":["kernel:admin"]}`, 403, "lacks: kernel:admin"},
+		{admin, `{"add_scopes":["notes:read"]}`, 403, "lacks: notes:read"}, // the same answer whether there is one or not
 		{narrow, `{"class":"tenant-admin"}`, 403, "lacks: "},
 		{narrow, `{"scopes":["tools:call:read_only"]}`, 403, "lacks: tools:call:read_only"},
-		{reader, ``, 403, "tokens:write"},
-		{operator, ``, 403, "tokens:write"},
-		{"", ``, 401, "no token"},
+		{limited, `{"topics":["log/*"]}`, 403, "topics that the token that makes it lacks"},
 		{admin, `{"class":"device","node":"` + foreign + `"}`, 403, "may not use that node"},
 		{admin, `{"class":"device","node":"` + manifest.NewNodeID() + `"}`, 403, "may not use that node"},
-		{admin, `{"class":"device","scopes":["tools:list"]}`, 400, "scopes are those of the class"},
-		{admin, `{"class":"agent","scopes":["device:connect"]}`, 400, "scopes are those of the class"},
-		{admin, `{"class":"agent","scopes":["root"]}`, 400, `not a scope: \"root\"`},
-		{admin, `{"add_scopes":["tools:lsit"]}`, 400, `did you mean \"tools:list\"?`},
-		{admin, `{"add_scopes":["notes:read"]}`, 403, "lacks: notes:read"}, // the same answer whether there is one or not
-		{admin, `{"topics":["build/*"]}`, 200, `"topics":["build/*"]`},
-		{admin, `{"topics":["build/*"],"scopes":["tools:list"]}`, 400, "topics, for agents with a scope for events"},
-		{admin, `{"topics":[""]}`, 400, "topics, for agents"},
-		{limited, `{}`, 200, `"topics":["alert","build/*"]`},
-		{limited, `{"topics":["build/x"]}`, 200, `"topics":["build/x"]`},
-		{limited, `{"topics":["log/*"]}`, 403, "topics that the token that makes it lacks"},
-		{admin, `{"class":"root"}`, 400, "class is agent"},
-		{admin, `{"subject":"a b"}`, 400, "subject"},
-		{admin, `{"class":"agent","node":"x"}`, 400, "node is for class device"},
-		{admin, `{"ttl_ms":1}`, 400, "ttl_ms"},
-		{admin, `{"ttl_ms":-1}`, 400, "ttl_ms"},
-		{admin, `{"ttl_ms":9223372036854775807}`, 400, "ttl_ms"},
-		{admin, `{"tenant":"A"}`, 400, "class is"},
-		{admin, `{"count":2}`, 400, "strict JSON"},
-		{admin, `[]`, 400, "strict JSON"},
 	} {
-		a.want(tt.token, "POST", path, tt.body, tt.status, tt.part)
+		a.want(tt.creator, "POST", "/v1/tokens", tt.body, tt.status, tt.want)
 	}
-	if got := a.want(admin, "POST", path+"?dry_run=true", `{"subject":"dry"}`, 200, `"subject":"dry"`); strings.Contains(got, `"token"`) {
-		t.Errorf("a dry run made %s", got)
-	}
+}
 
-	// What was made works, and dies with its jti; the list and the revocation are the tenant's.
-	var made auth.Minted
-	if err := json.Unmarshal([]byte(a.want(admin, "POST", path, `{"subject":"ci"}`, 200, "token")), &made); err != nil {
+// TestCreateTokenMalformed: a request that makes no sense is refused, whoever sends it, and the
+// answer says what is wrong.
+func TestCreateTokenMalformed(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	for body, want := range map[string]string{
+		`[]`:                                             "strict JSON",
+		`{"count":2}`:                                    "strict JSON",
+		`{"class":"root"}`:                               "class is agent",
+		`{"tenant":"A"}`:                                 "class is",
+		`{"subject":"a b"}`:                              "subject",
+		`{"class":"agent","node":"x"}`:                   "node is for class device",
+		`{"ttl_ms":1}`:                                   "ttl_ms",
+		`{"ttl_ms":-1}`:                                  "ttl_ms",
+		`{"ttl_ms":9223372036854775807}`:                 "ttl_ms",
+		`{"topics":[""]}`:                                "topics, for agents",
+		`{"add_scopes":["tools:lsit"]}`:                  `did you mean \"tools:list\"?`,
+		`{"class":"agent","scopes":["root"]}`:            "not a scope: \\\"root\\\"",
+		`{"class":"device","scopes":["tools:list"]}`:     "scopes are those of the class",
+		`{"class":"agent","scopes":["device:connect"]}`:  "scopes are those of the class",
+		`{"topics":["build/*"],"scopes":["tools:list"]}`: "topics, for agents with a scope for events",
+	} {
+		a.want(admin, "POST", "/v1/tokens", body, 400, want)
+	}
+}
+
+// TestCreateTokenDryRun: a dry run answers like the creation, without a token.
+func TestCreateTokenDryRun(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	if got := a.want(admin, "POST", "/v1/tokens?dry_run=true", `{"subject":"dry"}`, 200, `"subject":"dry"`); strings.Contains(got, `"token"`) {
+		t.Errorf("the answer has a token: %s", got)
+	}
+}
+
+// TestRevokeToken: a created token works until an administrator of its tenant revokes it by its jti.
+func TestRevokeToken(t *testing.T) {
+	a := newAdminTest(t)
+	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token
+	zeta := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Tenant: "zeta"}).Token
+	var created auth.Minted
+	if err := json.Unmarshal([]byte(a.want(admin, "POST", "/v1/tokens", `{"subject":"ci"}`, 200, "token")), &created); err != nil {
 		t.Fatal(err)
 	}
-	a.want(made.Token, "GET", "/v1/nodes", "", 200, "nodes")
-	zeta := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin, Tenant: "zeta"}).Token
-	a.want(zeta, "DELETE", tokensPath+made.JTI, "", 400, "your tenant has no token")
-	a.want(admin, "DELETE", tokensPath+"x", "", 400, "your tenant has no token")
-	a.want(admin, "DELETE", tokensPath+manifest.NewULID(), "", 400, "your tenant has no token")
-	a.want(admin, "DELETE", tokensPath+made.JTI+"?dry_run=true", "", 200, `"revoked_tokens":1`)
-	a.want(made.Token, "GET", "/v1/nodes", "", 200, "nodes")
-	a.want(admin, "DELETE", tokensPath+made.JTI, "", 200, `"revoked_tokens":1`)
-	a.want(made.Token, "GET", "/v1/nodes", "", 403, "revoked")
-	if got := a.want(zeta, "GET", path, "", 200, `"tenant":"zeta"`); strings.Contains(got, `"tenant":"default"`) {
-		t.Errorf("another tenant's tokens: %s", got)
+	for _, step := range []struct {
+		token, method, path string
+		status              int
+		want                string // part of the answer
+	}{
+		{created.Token, "GET", "/v1/nodes", 200, "nodes"},
+		{zeta, "DELETE", tokensPath + created.JTI, 400, "your tenant has no token"},
+		{admin, "DELETE", tokensPath + "x", 400, "your tenant has no token"},
+		{admin, "DELETE", tokensPath + manifest.NewULID(), 400, "your tenant has no token"},
+		{admin, "DELETE", tokensPath + created.JTI + "?dry_run=true", 200, `"revoked_tokens":1`},
+		{created.Token, "GET", "/v1/nodes", 200, "nodes"}, // still
+		{admin, "DELETE", tokensPath + created.JTI, 200, `"revoked_tokens":1`},
+		{created.Token, "GET", "/v1/nodes", 403, "revoked"},
+	} {
+		a.want(step.token, step.method, step.path, "", step.status, step.want)
+	}
+	if got := a.want(zeta, "GET", "/v1/tokens", "", 200, `"tenant":"zeta"`); strings.Contains(got, `"tenant":"default"`) {
+		t.Errorf("the list of zeta has tokens of another tenant: %s", got)
 	}
 	for _, line := range a.audited("tokens.create") {
-		if strings.Contains(line, "eyJ") {
+		if strings.Contains(line, "eyJ") { // how every token begins
 			t.Errorf("a token is in the audit log: %s", line)
 		}
 	}
 }
 
-// Whoever has a token of an agent learns what it may do, and nothing about others.
+// TestSelf: any agent token may ask what it may do; the answer has nothing about others.
 func TestSelf(t *testing.T) {
 	a := newAdminTest(t)
 	limited := a.mint(auth.MintRequest{Class: "agent", Tenant: "zeta", Subject: "ann", Scopes: []string{"events:subscribe", "notes:read"}, PluginScopes: []string{"notes:read"}, Topics: []string{"log/*"}}).Token
@@ -111,6 +154,7 @@ func TestSelf(t *testing.T) {
 	a.want("", "GET", "/v1/self", "", 401, "no token")
 }
 
+// TestListTokensPages: the pages together have each token once.
 func TestListTokensPages(t *testing.T) {
 	a := newAdminTest(t)
 	admin := a.mint(auth.MintRequest{Class: auth.PresetTenantAdmin}).Token

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -14,17 +15,18 @@ import (
 
 // VerifyReplay works like this:
 //
-//	1. ask the running relay, if there is one, for its state and for the events that it is between
-//	2. rebuild the state up to the last of these events, twice, one after the other
-//	3. compare both; then compare the live state with the rebuilt one at the first of these events,
-//	   and where it differs with the states after each later event
+//	1. ask the running relay, if there is one, for its state, and for the first and the last event
+//	   between which it read that state (LiveState)
+//	2. rebuild the state up to the last of them from the log, twice, and compare the two
+//	3. compare the live state with the rebuilt one, and where they differ with the rebuilt states
+//	   from the first event on
 //	4. check the hashes of the events, since two rebuilds from a changed log are the same
 //
-// What differs is looked at again from the start: retention may have removed events meanwhile. Only
-// what differs each time is reported. In memory are at most one rebuilt state and the digests of
-// three.
+// If anything differs, all of this is repeated, because retention may have removed events meanwhile;
+// only what differs in each attempt is reported. At most one rebuilt state and the digests of three
+// are in memory.
 
-// maxVerifyAttempts bounds how often a difference is looked at.
+// maxVerifyAttempts bounds how often the comparison is repeated.
 const maxVerifyAttempts = 3
 
 // maxDifferences bounds the differences that are listed.
@@ -88,7 +90,7 @@ func VerifyReplay(ctx context.Context, stateDir string) (*Replayed, error) {
 
 // verifyReplay is one attempt.
 func verifyReplay(ctx context.Context, stateDir string) (*Replayed, []Difference, error) {
-	log, err := openEvents(stateDir)
+	log, err := eventlog.OpenReader(filepath.Join(stateDir, eventlog.FileName))
 	if err != nil {
 		return nil, nil, err
 	}
@@ -112,7 +114,7 @@ func verifyReplay(ctx context.Context, stateDir string) (*Replayed, []Difference
 		return nil, nil, err
 	}
 	for name := range first {
-		if strings.HasPrefix(name, "ticket ") {
+		if isTicket(name) {
 			res.Tickets++
 		}
 	}
@@ -157,62 +159,80 @@ func compareStates(between string, log, other map[string]string) (found []Differ
 	return found
 }
 
-// compareLive returns what a relay has otherwise than the log. rebuilt is the state at the last of
-// the events that the relay is between.
+// compareLive returns what the running relay has otherwise than the log. rebuilt is the state after
+// live.Through.
+//
+// The relay read its state while events arrived: each ticket and presence is as it was after some
+// event from live.Before to live.Through, each after another one. So only a digest that none of
+// these events produces is a difference.
 func compareLive(ctx context.Context, log *eventlog.Reader, rebuilt map[string]string, live *LiveState) ([]Difference, error) {
-	open := make(map[string]Difference)
-	presences := 0
-	for _, d := range compareStates("live", rebuilt, live.Digests) {
-		open[d.Aggregate] = d
+	differ := liveDifferences(rebuilt, live)
+	if len(differ) > 0 && live.Before != live.Through {
+		if err := dropEarlierStates(ctx, log, differ, live); err != nil {
+			return nil, err
+		}
 	}
+	return slices.Collect(maps.Values(differ)), nil
+}
+
+// liveDifferences returns by aggregate what is not the same in the rebuilt and in the live state.
+func liveDifferences(rebuilt map[string]string, live *LiveState) map[string]Difference {
+	presences := 0
 	for name := range live.Digests {
-		if !strings.HasPrefix(name, "ticket ") {
+		if !isTicket(name) {
 			presences++
 		}
 	}
-	maps.DeleteFunc(open, func(name string, d Difference) bool {
-		isTicket := strings.HasPrefix(name, "ticket ")
-		// A relay with so many presences forgets some without an event.
-		return isTicket && !live.HasTickets || !isTicket && d.Other == "" && presences >= kernel.MaxPresences
-	})
-	if len(open) == 0 || live.Before == live.Through {
-		return slices.Collect(maps.Values(open)), nil
+	differ := make(map[string]Difference)
+	for _, d := range compareStates("live", rebuilt, live.Digests) {
+		switch {
+		case isTicket(d.Aggregate) && !live.HasTickets:
+		case !isTicket(d.Aggregate) && d.Other == "" && presences >= kernel.MaxPresences: // a full relay forgets some without an event
+		default:
+			differ[d.Aggregate] = d
+		}
 	}
-	// The relay may be at an earlier event, of each aggregate at another one.
+	return differ
+}
+
+// dropEarlierStates removes the differences of those aggregates that the live state has as they
+// were after live.Before, or after a later event up to live.Through.
+func dropEarlierStates(ctx context.Context, log *eventlog.Reader, differ map[string]Difference, live *LiveState) error {
 	c := newStateCopy()
-	if err := c.replay(ctx, log, eventlog.Query{To: live.Before}); err != nil {
-		return nil, err
-	}
-	settle := func() error {
+	at := uint64(0)
+	replayTo := func(seq uint64) error {
+		if err := c.replay(ctx, log, eventlog.Query{After: at, To: seq}); err != nil {
+			return err
+		}
+		at = seq
 		state, err := c.digests(ctx)
-		maps.DeleteFunc(open, func(name string, d Difference) bool { return state[name] == d.Other })
+		maps.DeleteFunc(differ, func(name string, d Difference) bool { return state[name] == d.Other })
 		return err
 	}
-	if err := settle(); err != nil {
-		return nil, err
+	if err := replayTo(live.Before); err != nil {
+		return err
 	}
 	var seqs []uint64
 	err := log.Select(ctx, eventlog.Query{After: live.Before, To: live.Through, Class: eventlog.ClassState, Types: []string{"ticket.*", "presence.*"}}, func(e kernel.Event) error {
-		if touchesAny(open, e.Tenant, e.Aggregate) && len(seqs) < maxSteps {
+		if touchesAny(differ, e.Tenant, e.Aggregate) && len(seqs) < maxSteps {
 			seqs = append(seqs, e.Seq)
 		}
 		return nil
 	})
-	at := live.Before
 	for _, seq := range seqs {
-		if err != nil || len(open) == 0 {
+		if err != nil || len(differ) == 0 {
 			break
 		}
-		if err = c.replay(ctx, log, eventlog.Query{After: at, To: seq}); err == nil {
-			err = settle()
-		}
-		at = seq
+		err = replayTo(seq)
 	}
-	return slices.Collect(maps.Values(open)), err
+	return err
 }
 
-// maxSteps bounds the events after each of which compareLive looks at the state. The relay takes
-// milliseconds to read its own; what is not found in so many events is looked at in the next attempt.
+// isTicket reports whether the name of an aggregate in LiveState.Digests is that of a ticket.
+func isTicket(name string) bool { return strings.HasPrefix(name, "ticket ") }
+
+// maxSteps bounds the events after which dropEarlierStates compares. The relay takes milliseconds to
+// read its state; what is not found among so many events is compared again in the next attempt.
 const maxSteps = 256
 
 // touchesAny reports whether an event is about one of the aggregates.

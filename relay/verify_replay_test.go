@@ -20,15 +20,15 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// replayRig is a running relay whose event log is verified.
-type replayRig struct {
+// replayTest is a running relay whose event log is verified.
+type replayTest struct {
 	t    *testing.T
 	r    *Relay
 	dir  string
 	stop func()
 }
 
-func newReplayRig(t *testing.T, disabled ...string) *replayRig {
+func newReplayTest(t *testing.T, disabled ...string) *replayTest {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ac") // a socket's path is short
 	if err != nil {
@@ -39,13 +39,13 @@ func newReplayRig(t *testing.T, disabled ...string) *replayRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rig := &replayRig{t: t, r: r, dir: dir, stop: run(t, r)}
+	g := &replayTest{t: t, r: r, dir: dir, stop: run(t, r)}
 	awaitStatus(t, dir)
-	return rig
+	return g
 }
 
 // call calls a tool of tickets and returns the id of the ticket.
-func (g *replayRig) call(tenant, tool, args string) string {
+func (g *replayTest) call(tenant, tool, args string) string {
 	g.t.Helper()
 	scopes, err := auth.ParseScopes(manifest.ScopeTicketsRead, manifest.ScopeTicketsWrite)
 	if err != nil {
@@ -61,11 +61,11 @@ func (g *replayRig) call(tenant, tool, args string) string {
 	return out.Ticket.ID
 }
 
-func (g *replayRig) agent(i int) kernel.Presence {
+func (g *replayTest) agent(i int) kernel.Presence {
 	return kernel.Presence{Tenant: "default", Kind: kernel.PresenceAgent, ID: fmt.Sprint("agent-", i), Transport: "mcp"}
 }
 
-func (g *replayRig) verify() *Replayed {
+func (g *replayTest) verify() *Replayed {
 	g.t.Helper()
 	res, err := VerifyReplay(g.t.Context(), g.dir)
 	if err != nil {
@@ -77,7 +77,7 @@ func (g *replayRig) verify() *Replayed {
 // The state of the log is that of the relay, while it changes as fast as it can and afterwards, and
 // without the relay.
 func TestVerifyReplay(t *testing.T) {
-	g := newReplayRig(t)
+	g := newReplayTest(t)
 	if res := g.verify(); res.Total != 0 || !res.Live || res.Tickets != 0 || res.PID != os.Getpid() {
 		t.Errorf("an empty relay: %+v", res)
 	}
@@ -118,7 +118,7 @@ func TestVerifyReplay(t *testing.T) {
 
 // What the relay has and the log has not, and the other way around, is named.
 func TestVerifyReplayDiffers(t *testing.T) {
-	g := newReplayRig(t)
+	g := newReplayTest(t)
 	id := g.call("default", "tickets.create", `{"title":"x"}`)
 	g.r.kernel.Heartbeat(g.agent(1))
 	if res := g.verify(); res.Total != 0 {
@@ -152,7 +152,7 @@ func TestVerifyReplayDiffers(t *testing.T) {
 
 // A changed event is found by its hash, although both rebuilds are the same, with and without the relay.
 func TestVerifyReplayOfChangedLog(t *testing.T) {
-	g := newReplayRig(t)
+	g := newReplayTest(t)
 	g.call("default", "tickets.create", `{"title":"x"}`)
 	check := func(changed bool) {
 		t.Helper()
@@ -180,7 +180,7 @@ func TestVerifyReplayOfChangedLog(t *testing.T) {
 
 // Tickets that the relay does not serve are not compared with it.
 func TestVerifyReplayWithoutTickets(t *testing.T) {
-	g := newReplayRig(t, PluginTickets)
+	g := newReplayTest(t, PluginTickets)
 	created := kernel.Event{Tenant: "default", Type: "ticket.created", Aggregate: manifest.NewULID(), Payload: json.RawMessage(`{"title":"x"}`)}
 	if _, err := g.r.events.Append(t.Context(), created); err != nil {
 		t.Fatal(err)

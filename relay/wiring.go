@@ -5,13 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -37,12 +34,8 @@ import (
 	"agentctl/transport/link"
 )
 
-// Directories below the state directory.
-const (
-	pluginDir     = "plugins"     // default of Options.PluginDir
-	pluginDataDir = "plugin-data" // a folder for each plugin that the relay starts
-	keyDir        = "keys"        // of the stage sign
-)
+// keyDir is the directory below the state directory with the keys of the stage sign.
+const keyDir = "keys"
 
 // Names of the stores, as storage.Monitor and everything that shows it has them.
 const (
@@ -172,34 +165,6 @@ func (r *Relay) newKernel() (err error) {
 	return nil
 }
 
-// processOptions are those of the host of external plugins.
-func (r *Relay) processOptions() process.Options {
-	private := []string{r.opt.StateDir}
-	if r.opt.TLSKey != "" {
-		private = append(private, r.opt.TLSKey)
-	}
-	return process.Options{
-		Dir: cmp.Or(r.opt.PluginDir, filepath.Join(r.opt.StateDir, pluginDir)), Kernel: r.kernel, Version: r.opt.Version, Logger: r.log, Log: r.queue, SocketDir: r.opt.PluginSockets,
-		DataDir: filepath.Join(r.opt.StateDir, pluginDataDir), Private: private, NoSandbox: r.opt.PluginSandbox == SandboxOff, Bus: r.bus, Bundled: r.bundledPlugins(),
-		OnDown: func(name, reason string) { r.logPluginChange("restart", name, reason) },
-	}
-}
-
-// checkPlugins refuses the name of a plugin that cannot be started, before anything is created.
-func (r *Relay) checkPlugins() error {
-	host := process.New(r.processOptions())
-	for _, name := range r.opt.ExternalPlugins {
-		err := host.Check(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			err = fmt.Errorf("%w\nPut the plugin's folder into the plugin directory, or name another directory", err)
-		}
-		if err != nil {
-			return badOption("ExternalPlugins", "plugin %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
 // newGuard makes the check of Host and Origin for a listener, before the relay serves. Reload changes
 // its origins.
 func (r *Relay) newGuard(isLoopback bool) *edge.Guard {
@@ -263,7 +228,8 @@ type builtinPlugin interface {
 	Run(ctx context.Context) error
 }
 
-// loadPlugins rebuilds the state that the event log holds and loads the plugins.
+// loadPlugins rebuilds the state that the event log holds, and loads the plugins that run inside the
+// relay. External ones are started by Run.
 func (r *Relay) loadPlugins() error {
 	ctx := context.Background() // a local file; Open has no caller to wait for
 	if err := r.kernel.RestorePresence(ctx, r.queue); err != nil {
@@ -272,32 +238,19 @@ func (r *Relay) loadPlugins() error {
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
 	plugins := []kernel.Plugin{r.control}
 	r.builtins = make(map[string]builtinPlugin)
+	add := func(name string, p builtinPlugin) { plugins, r.builtins[name] = append(plugins, p), p }
 	if r.pluginEnabled(PluginTickets) {
-		r.tickets = tickets.New(r.kernel, r.queue)
-		r.tickets.UseBoards(tickets.Boards{Find: fleetBoards{r}.find, Name: fleetBoards{r}.name})
-		r.tickets.FitLog(cmp.Or(r.opt.Events.MaxBytes, eventlog.DefaultMaxBytes))
-		restored, err := r.tickets.Restore(ctx, r.queue)
+		p, err := r.restoreTickets(ctx)
 		if err != nil {
-			return fmt.Errorf("rebuild the tickets from the event log: %w", err)
+			return err
 		}
-		r.log.Info("tickets rebuilt from the event log", zap.Any("restored", restored))
-		var p builtinPlugin = r.tickets
-		if r.degraded != nil {
-			p = unavailableTickets{r.tickets}
-		}
-		plugins, r.builtins[PluginTickets] = append(plugins, p), p
+		add(PluginTickets, p)
 	}
 	if r.pluginEnabled(PluginDirectory) {
-		d := directory.New(directory.Options{Kernel: r.kernel, Lookup: func(nodeID string) (directory.Node, bool) {
-			a, ok := r.store.NodeAttributes(nodeID)
-			return directory.Node(a), ok
-		}, Seen: r.store.SeenNodes})
-		plugins, r.builtins[PluginDirectory] = append(plugins, d), d
+		add(PluginDirectory, r.newDirectory())
 	}
 	if r.pluginEnabled(PluginFleet) {
-		f := fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}, Differs: r.stagesDiffer,
-			Refuses: func(kr *kernel.Request, tool string) bool { return r.kernel.Refuses(kr.Caller, kr.ConnID, tool) }})
-		plugins, r.builtins[PluginFleet] = append(plugins, f), f
+		add(PluginFleet, r.newFleet())
 	}
 	if r.opt.Conformance {
 		plugins = append(plugins, conformance.New(r.kernel))
@@ -311,6 +264,36 @@ func (r *Relay) loadPlugins() error {
 		}
 	}
 	return nil
+}
+
+// restoreTickets sets r.tickets, rebuilt from the event log, and returns the plugin to load: a
+// degraded relay refuses the calls of tickets.
+func (r *Relay) restoreTickets(ctx context.Context) (builtinPlugin, error) {
+	r.tickets = tickets.New(r.kernel, r.queue)
+	r.tickets.UseBoards(tickets.Boards{Find: fleetBoards{r}.find, Name: fleetBoards{r}.name})
+	r.tickets.FitLog(cmp.Or(r.opt.Events.MaxBytes, eventlog.DefaultMaxBytes))
+	restored, err := r.tickets.Restore(ctx, r.queue)
+	if err != nil {
+		return nil, fmt.Errorf("rebuild the tickets from the event log: %w", err)
+	}
+	r.log.Info("tickets rebuilt from the event log", zap.Any("restored", restored))
+	if r.degraded != nil {
+		return unavailableTickets{r.tickets}, nil
+	}
+	return r.tickets, nil
+}
+
+func (r *Relay) newDirectory() *directory.Plugin {
+	return directory.New(directory.Options{Kernel: r.kernel, Seen: r.store.SeenNodes,
+		Lookup: func(nodeID string) (directory.Node, bool) {
+			a, ok := r.store.NodeAttributes(nodeID)
+			return directory.Node(a), ok
+		}})
+}
+
+func (r *Relay) newFleet() *fleet.Plugin {
+	return fleet.New(fleet.Options{Call: r.kernel.Call, Boards: fleetBoards{r}, Events: fleetEvents{r, make(chan struct{}, maxSearches)}, Differs: r.stagesDiffer,
+		Refuses: func(kr *kernel.Request, tool string) bool { return r.kernel.Refuses(kr.Caller, kr.ConnID, tool) }})
 }
 
 // runComponents runs the components that need no order among themselves, a goroutine each,
@@ -358,95 +341,4 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	for _, b := range r.builtins {
 		wg.Go(func() { _ = b.Run(ctx) })
 	}
-}
-
-// ReadPluginManifest reads and checks the plugin.json of an external plugin.
-func ReadPluginManifest(path string) (*kernel.Manifest, error) {
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	m, err := process.Manifest(raw)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return m, nil
-}
-
-// pluginDirRecord is the plugin directory for auth.Endpoint: "" for the one in the state directory,
-// which moves with it.
-func (r *Relay) pluginDirRecord() string {
-	if r.opt.PluginDir == "" {
-		return ""
-	}
-	dir, err := filepath.Abs(r.opt.PluginDir)
-	if own, ownErr := filepath.Abs(filepath.Join(r.opt.StateDir, pluginDir)); err != nil || ownErr != nil || dir == own {
-		return ""
-	}
-	return dir
-}
-
-// PluginDir is the plugin directory of the relay of a state directory, whether it runs or not; at is
-// what it stored when it last started.
-func PluginDir(stateDir string, at auth.Endpoint) string {
-	return cmp.Or(at.PluginDir, filepath.Join(stateDir, pluginDir))
-}
-
-// PluginScopes returns the scopes that the manifests in a plugin directory declare, sorted. The
-// error names manifests that cannot be read; the scopes are those of the others.
-func PluginScopes(dir string) ([]string, error) { return process.DeclaredScopes(dir) }
-
-// pluginLoader loads and unloads plugins for the control plane. Built-in plugins that were
-// enabled at the start can be unloaded and loaded again; those of the plugin directory are
-// processes.
-type pluginLoader struct{ r *Relay }
-
-// Load loads a built-in plugin again, or starts one of the plugin directory.
-func (p pluginLoader) Load(ctx context.Context, name string) error {
-	b := p.r.builtins[name]
-	if b == nil {
-		_, err := p.r.processes.Load(ctx, name)
-		return err
-	}
-	err := p.r.kernel.Load(b, false)
-	if errors.Is(err, kernel.ErrAlreadyLoaded) {
-		return manifest.E(manifest.BadRequest, "this plugin is loaded already")
-	}
-	return err
-}
-
-// maxPluginChange bounds a reload or an unload. It leaves time for the answer within kernel.CallBudget.
-const maxPluginChange = kernel.CallBudget - time.Second
-
-// Reload replaces a plugin by what its folder has now. A built-in one is replaced by itself, which
-// closes its breaker and begins its counters anew.
-func (p pluginLoader) Reload(ctx context.Context, name string) error {
-	if name == control.Name {
-		return manifest.E(manifest.BadRequest, "the control plane is part of the relay: restart the relay for another version")
-	}
-	if b := p.r.builtins[name]; b != nil {
-		if !p.r.kernel.IsLoaded(b) {
-			return kernel.ErrNotLoaded
-		}
-		_, err := p.r.kernel.Replace(b)
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, maxPluginChange)
-	defer cancel()
-	_, err := p.r.processes.Reload(ctx, name)
-	return err
-}
-
-// Unload ends a plugin, given as NAME or NAME@VERSION.
-func (p pluginLoader) Unload(ctx context.Context, name string) error {
-	if base, _, _ := strings.Cut(name, "@"); base == control.Name {
-		return manifest.E(manifest.BadRequest, "the control plane stays: without it nothing could be loaded again")
-	}
-	ctx, cancel := context.WithTimeout(ctx, maxPluginChange)
-	defer cancel()
-	err := p.r.processes.Unload(ctx, name)
-	if errors.Is(err, process.ErrNotLoaded) && !strings.Contains(name, ":") { // a colon: a device, which its link unloads
-		return p.r.kernel.UnloadByName(name)
-	}
-	return err
 }

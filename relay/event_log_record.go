@@ -8,7 +8,7 @@ import (
 )
 
 // expectedEventLog is what relay.json records of the event log. A log that is not that one is
-// refused: tickets, approvals and the directory would be gone without a word, and clients would
+// refused: tickets, approvals and the directory would be gone unnoticed, and clients would
 // resume at numbers that never were.
 func (r *Relay) expectedEventLog() eventlog.Expect {
 	log := r.store.EventLog()

@@ -1,0 +1,9 @@
+package relay
+
+import (
+	"testing"
+
+	"agentctl/sqlitefile/sqlitefiletest"
+)
+
+func TestMain(m *testing.M) { sqlitefiletest.Main(m) }
