@@ -1,6 +1,6 @@
-// Package atomicfile replaces files so that a power cut leaves the old or the new content. What
-// root writes into another user's directory gets that owner, so that a service can read what
-// root's command saved for it. Files that are damaged all the same are set aside.
+// Package atomicfile replaces files so that a power cut leaves the old or the new content. A file that
+// root writes into another user's directory gets that owner, so that a service can read what a command
+// of root saved for it. SetAside renames a file that was damaged nevertheless, for an operator to see.
 package atomicfile
 
 import (
@@ -57,7 +57,7 @@ func write(path string, data []byte, mode fs.FileMode, place func(temporary, pat
 	}()
 	_, err = f.Write(data)
 	if err == nil {
-		err = ownLike(f, dir)
+		err = OwnLike(f, dir)
 	}
 	if err == nil && mode != 0o600 { // after the owner, whose change clears bits
 		err = f.Chmod(mode)

@@ -22,7 +22,7 @@ func Open(path string, mode fs.FileMode) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := ownLike(f, filepath.Dir(path)); err != nil {
+	if err := OwnLike(f, filepath.Dir(path)); err != nil {
 		_ = f.Close()
 		_ = os.Remove(path)
 		return nil, err

@@ -25,7 +25,7 @@ func SyncDir(dir string) error {
 	return d.Sync()
 }
 
-// ownDirLike is ownLike for a directory.
+// ownDirLike is OwnLike for a directory.
 func ownDirLike(dir, like string) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -35,12 +35,12 @@ func ownDirLike(dir, like string) error {
 		return err
 	}
 	defer func() { _ = d.Close() }()
-	return ownLike(d, like)
+	return OwnLike(d, like)
 }
 
-// ownLike gives a file that this process made the owner and the group of a directory, if this
-// process is root and they differ. It works on the open file: a name could be replaced by a link.
-func ownLike(f *os.File, dir string) error {
+// OwnLike gives a file that this process made the owner and the group of a directory. It does nothing
+// if this process is not root. It takes the open file, since a name could be replaced by a link.
+func OwnLike(f *os.File, dir string) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}

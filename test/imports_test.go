@@ -135,7 +135,7 @@ var allowed = map[string]string{
 	"relay/backup":              "atomicfile lazyregexp manifest relay/auth relay/eventlog relay/storage sqlitefile strictjson",
 	"relay/pipeline":            "",
 	"relay/kernel":              "lazyregexp manifest relay/pipeline strictjson",
-	"relay/audit":               "relay/kernel relay/storage transport/edge",
+	"relay/audit":               "atomicfile relay/kernel relay/storage transport/edge",
 	"relay/checkup":             "manifest relay/auth relay/eventlog sqlitefile",
 	"relay/eventlog":            "atomicfile relay/kernel relay/storage sqlitefile transport/fanout",
 	"relay/eventqueue":          "relay/kernel relay/storage",

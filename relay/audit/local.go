@@ -9,9 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
+	"agentctl/atomicfile"
 	"agentctl/relay/kernel"
 )
 
@@ -64,7 +64,7 @@ func appendLocal(dir string, r *kernel.Record) (err error) {
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	if errors.Is(statErr, fs.ErrNotExist) {
-		if err := chownToOwner(f, dir); err != nil {
+		if err := atomicfile.OwnLike(f, dir); err != nil { // the relay is going to append to it
 			return fmt.Errorf("give %s to the owner of %s: %w", path, dir, err)
 		}
 	}
@@ -81,19 +81,4 @@ func appendLocal(dir string, r *kernel.Record) (err error) {
 		return err
 	}
 	return f.Sync()
-}
-
-// chownToOwner gives a file that root made to the user whose relay is going to append to it.
-func chownToOwner(f *os.File, dir string) error {
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	info, err := os.Stat(dir)
-	if err != nil {
-		return err
-	}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 {
-		return f.Chown(int(st.Uid), int(st.Gid))
-	}
-	return nil
 }

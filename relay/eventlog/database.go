@@ -13,6 +13,7 @@ import (
 
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"agentctl/atomicfile"
 	"agentctl/relay/storage"
 	"agentctl/sqlitefile"
 )
@@ -186,9 +187,8 @@ func (s *Store) tx(fn func() error) error {
 	return err
 }
 
-// createFile makes an empty file for the owner of its directory, if it does not exist.
-// SQLite would make it readable by everyone; its other files take mode and owner of this
-// one.
+// createFile makes an empty file for the owner of its directory, if it does not exist. SQLite would
+// make it readable by everyone. SQLite's other files get mode and owner of this one.
 func createFile(path string) error {
 	createMu.Lock()
 	defer createMu.Unlock()
@@ -203,7 +203,7 @@ func createFile(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(chownToOwner(f, filepath.Dir(path)), f.Close())
+	return errors.Join(atomicfile.OwnLike(f, filepath.Dir(path)), f.Close())
 }
 
 // fileBytes returns the size of the database, its write-ahead log and the index of that. It does

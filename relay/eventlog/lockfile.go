@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/atomicfile"
 )
 
-// lockFile keeps a second relay from writing the log. The lock is on a separate file and
-// lasts while that file is open; readers do not take it.
+// lockFile locks the log for one writer: a second relay gets ErrInUse. The lock is on a separate file,
+// because SQLite has locks of its own on the database, and lasts until that file is closed. Readers do
+// not take it.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -24,14 +27,5 @@ func lockFile(path string) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	return f, chownToOwner(f, filepath.Dir(path))
-}
-
-// chownToOwner makes the owner of the directory the owner of a file that root created.
-func chownToOwner(f *os.File, dir string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(dir, &st); err != nil || os.Geteuid() != 0 || st.Uid == 0 {
-		return err
-	}
-	return f.Chown(int(st.Uid), int(st.Gid))
+	return f, atomicfile.OwnLike(f, filepath.Dir(path))
 }
