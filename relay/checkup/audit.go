@@ -12,12 +12,13 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-const maxAuditLine = 64 << 10 // bytes; longer ones are counted as damaged
+// maxAuditLine is the longest line that is parsed, bytes. The relay writes none as long: a longer one
+// counts as damaged.
+const maxAuditLine = 64 << 10
 
-// checkAudit checks that each line of the audit files is a JSON object. A power cut may leave one
-// torn line at the end of what was written.
+// checkAudit checks that each line of the audit files is a JSON object.
 func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
-	files := c.list("*.jsonl*")
+	files := c.list(storePatterns["audit"])
 	if len(files) == 0 {
 		return Absent, ""
 	}
@@ -31,32 +32,39 @@ func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("%d lines in %d files are JSON", lines, len(files))
 }
 
+// checkLines checks the lines of a file, and returns how many it has.
 func (c *checker) checkLines(ctx context.Context, path string) (n int, err error) {
 	info, err := os.Lstat(path)
 	if err != nil || !info.Mode().IsRegular() {
-		return 0, err // checkPermissions reports it
+		return 0, err // checkPermissions reports what is not a regular file
 	}
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = f.Close() }()
+	problem := func(line int, what string, isWarning bool) {
+		c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", line), What: what, Warning: isWarning})
+	}
 	r := bufio.NewReaderSize(f, maxAuditLine)
 	for {
 		line, err := r.ReadSlice('\n')
 		switch {
+		case errors.Is(err, io.EOF) && len(line) == 0:
+			return n, ctx.Err()
 		case errors.Is(err, io.EOF):
-			if len(line) > 0 && line[0] == '{' && isText(line) { // a live relay may be writing it
-				c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n+1), What: "the last line is incomplete", Warning: true})
-			} else if len(line) > 0 {
-				c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n+1), What: "the end of the file is damaged; the other lines are sound"})
+			// A relay that runs may be writing the line, and a power cut may have torn it.
+			if line[0] == '{' && isText(line) {
+				problem(n+1, "the last line is incomplete", true)
+			} else {
+				problem(n+1, "the end of the file is damaged; the other lines are sound", false)
 			}
 			return n, ctx.Err()
 		case errors.Is(err, bufio.ErrBufferFull):
 			for errors.Is(err, bufio.ErrBufferFull) {
 				_, err = r.ReadSlice('\n')
 			}
-			line = nil
+			line = nil // too long
 		case err != nil:
 			return n, err
 		}
@@ -64,7 +72,7 @@ func (c *checker) checkLines(ctx context.Context, path string) (n int, err error
 			return n, ctx.Err()
 		}
 		if v := jsontext.Value(bytes.TrimSuffix(line, []byte("\n"))); len(v) == 0 || v[0] != '{' || !v.IsValid() {
-			c.add(Problem{Store: "audit", Path: path, Where: fmt.Sprintf("line %d", n), What: "the line is not JSON: it was damaged or cut off by a power cut; the other lines are sound"})
+			problem(n, "the line is not JSON: it was damaged or cut off by a power cut; the other lines are sound", false)
 		}
 	}
 }

@@ -1,6 +1,21 @@
-// Package checkup examines a relay's state directory: whether everything in it is what the relay
-// wrote, and belongs together. It changes nothing there, not even the files that SQLite keeps
-// beside a database, and works whether the relay runs or not.
+// Package checkup examines a relay's state directory for `agentctl relay check`: whether each file is
+// what the relay wrote, and whether the files belong together. It changes nothing there, not even the
+// files that SQLite keeps beside a database, and works whether the relay runs or not.
+//
+//	report, err := checkup.Run(ctx, stateDir)
+//	for _, p := range report.Problems { fmt.Println(p.Path, p.What) }
+//
+// The directory is divided into stores. Each has one check, in a file of that name:
+//
+//	directory    owner and permissions            permissions.go
+//	relay.json   form                             relayfile.go
+//	relay.db     pages, write-ahead log, rows     database.go
+//	keys         signing keys against relay.db    keys.go
+//	authority    certificates against their keys  authority.go
+//	events.db    pages, write-ahead log, hashes   events.go
+//	audit        each line is JSON                audit.go
+//
+// Salvage puts an event log that was rebuilt from a damaged one in its place.
 package checkup
 
 import (
@@ -15,30 +30,30 @@ import (
 	"syscall"
 )
 
-// Repair is what helps against a problem.
+// Repair is what an operator can do about a problem. The caller of this package maps it to a command.
 type Repair string
 
-// Repairs. The caller knows the commands.
+// The repairs.
 const (
-	RepairNone       Repair = ""            // no command helps; What says what to do
-	RepairPermission Repair = "permissions" // chmod or chown of Path to Mode and Owner
+	RepairNone       Repair = ""            // no command helps; Problem.What has the advice
+	RepairPermission Repair = "permissions" // chmod of Path to Mode, or chown to UID and GID
 	RepairRestore    Repair = "restore"     // restore a backup
-	RepairSalvage    Repair = "salvage"     // read what is left of the event log, or restore a backup
-	RepairRestart    Repair = "restart"     // the relay makes it anew when it starts
+	RepairSalvage    Repair = "salvage"     // salvage the event log, or restore a backup
+	RepairRestart    Repair = "restart"     // the relay writes the file again when it starts
 	RepairUser       Repair = "user"        // run the check as the owner of the directory
 )
 
-// Problem is something that is not as the relay left it.
+// Problem is one thing that is not as the relay left it.
 type Problem struct {
-	Store   string `json:"store"`           // relay.json, relay.db, events.db, audit, keys, authority or directory
-	Path    string `json:"path"`            // the file
-	Where   string `json:"where,omitempty"` // inside of it: a page, a line, an event
+	Store   string `json:"store"`           // Store.Name
+	Path    string `json:"path"`            // of the file, absolute
+	Where   string `json:"where,omitempty"` // inside the file: a page, a line, an event
 	What    string `json:"what"`            // one line
 	Warning bool   `json:"warning"`         // the relay works, and nothing is lost
 	Repair  Repair `json:"repair,omitempty"`
 	Next    string `json:"next,omitempty"` // the command, set by the caller
 
-	Mode fs.FileMode `json:"-"` // for RepairPermission; 0: only the owner is wrong
+	Mode fs.FileMode `json:"-"` // of RepairPermission; 0: only the owner is wrong
 	UID  int         `json:"-"` // the owner of the directory
 	GID  int         `json:"-"`
 }
@@ -52,7 +67,7 @@ const (
 
 // Store is one part of the state directory.
 type Store struct {
-	Name   string `json:"name"`
+	Name   string `json:"name"` // relay.json, relay.db, events.db, audit, keys, authority or directory
 	State  string `json:"state"`
 	Bytes  int64  `json:"bytes"`
 	Detail string `json:"detail"` // what was checked
@@ -61,46 +76,35 @@ type Store struct {
 // Report is the result of Run.
 type Report struct {
 	StateDir string    `json:"state_dir"`
-	Sound    bool      `json:"sound"`
+	Sound    bool      `json:"sound"` // there is no problem, or only warnings
 	Stores   []Store   `json:"stores"`
 	Problems []Problem `json:"problems"`
 }
 
-// maxProblems bounds the problems of one store that are listed.
+// maxProblems bounds the problems of one store that are listed. One more says how many are left out.
 const maxProblems = 20
 
-// checker is one run. The parts are checked one after the other, in the order in which one needs what
-// another has read: relay.json before the databases, whose ids and sequence numbers it records.
+// checker is one run. It belongs to one goroutine.
 type checker struct {
 	dir      string
 	uid, gid int // the owner of the directory
 	report   *Report
-	count    map[string]int // problems of each store, also those that are not listed
-	record   record
+	count    map[string]int // problems by store, those that are not listed included
+	record   record         // of relay.json, once checkRelayFile has read it
 }
 
 // Run examines a state directory. An error says that it could not be examined at all.
 func Run(ctx context.Context, dir string) (*Report, error) {
-	dir, err := filepath.Abs(dir)
+	c, err := newChecker(dir)
 	if err != nil {
 		return nil, err
 	}
-	info, err := os.Stat(dir)
-	if err == nil && !info.IsDir() {
-		err = &fs.PathError{Op: "check", Path: dir, Err: errors.New("it is not a directory")}
-	}
-	if err == nil {
-		_, err = os.ReadDir(dir) // of another user: that nothing in it can be read is no damage
-	}
-	if err != nil {
-		return nil, err
-	}
-	c := &checker{dir: dir, report: &Report{StateDir: dir, Stores: []Store{}, Problems: []Problem{}}, count: map[string]int{}}
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		c.uid, c.gid = int(st.Uid), int(st.Gid)
-	}
-	for _, part := range []struct {
-		name  string
+	// In the order in which a check needs what another one has read: relay.json comes before the
+	// databases, whose ids and counters it records, and relay.db before the keys that it lists.
+	for _, store := range []struct {
+		name string
+		// check adds the problems of the store, and returns what it has checked. The state is
+		// Absent, or "" to derive it from the problems.
 		check func(context.Context) (state, detail string)
 	}{
 		{"directory", c.checkPermissions},
@@ -111,27 +115,58 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 		{"events.db", c.checkEventLog},
 		{"audit", c.checkAudit},
 	} {
-		state, detail := part.check(ctx)
+		state, detail := store.check(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if more := c.count[part.name] - maxProblems; more > 0 {
-			c.report.Problems = append(c.report.Problems, Problem{Store: part.name, Path: c.path(part.name), What: fmt.Sprintf("%d more problems like these", more), Warning: true})
-		}
-		if state == "" {
-			if state = Sound; slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return p.Store == part.name && !p.Warning }) {
-				state = Damaged
-			}
-		}
-		c.report.Stores = append(c.report.Stores, Store{part.name, state, c.bytes(part.name), detail})
+		c.finish(store.name, state, detail)
 	}
 	c.report.Sound = !slices.ContainsFunc(c.report.Problems, func(p Problem) bool { return !p.Warning })
 	return c.report, nil
 }
 
+// newChecker fails if the directory cannot be read at all, which is no damage.
+func newChecker(dir string) (*checker, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "check", Path: dir, Err: errors.New("it is not a directory")}
+	}
+	if err == nil {
+		_, err = os.ReadDir(dir) // fails if it belongs to another user
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := &checker{dir: dir, report: &Report{StateDir: dir, Stores: []Store{}, Problems: []Problem{}}, count: map[string]int{}}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		c.uid, c.gid = int(st.Uid), int(st.Gid)
+	}
+	return c, nil
+}
+
+// finish adds a store to the report after its check.
+func (c *checker) finish(name, state, detail string) {
+	if more := c.count[name] - maxProblems; more > 0 {
+		c.report.Problems = append(c.report.Problems, Problem{Store: name, Path: c.path(name), What: fmt.Sprintf("%d more problems like these", more), Warning: true})
+	}
+	isDamage := func(p Problem) bool { return p.Store == name && !p.Warning }
+	switch {
+	case state != "":
+	case slices.ContainsFunc(c.report.Problems, isDamage):
+		state = Damaged
+	default:
+		state = Sound
+	}
+	c.report.Stores = append(c.report.Stores, Store{name, state, c.storeBytes(name), detail})
+}
+
 func (c *checker) path(name string) string { return filepath.Join(c.dir, name) }
 
-// add records a problem. An error of permissions has its own repair.
+// add records a problem. Its path may be relative to the directory.
 func (c *checker) add(p Problem) {
 	p.UID, p.GID = c.uid, c.gid
 	if !filepath.IsAbs(p.Path) {
@@ -143,7 +178,8 @@ func (c *checker) add(p Problem) {
 	}
 }
 
-// fail records that a file could not be read.
+// fail records that a file could not be read. If permissions are the reason, the repair is to run the
+// check as another user: the file may be sound.
 func (c *checker) fail(store, path string, err error, repair Repair) {
 	if errors.Is(err, fs.ErrPermission) {
 		repair = RepairUser
@@ -151,14 +187,16 @@ func (c *checker) fail(store, path string, err error, repair Repair) {
 	c.add(Problem{Store: store, Path: path, What: err.Error(), Repair: repair})
 }
 
-// bytes returns the size of a store's files.
-func (c *checker) bytes(store string) (n int64) {
-	pattern := map[string]string{"audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem", "directory": ""}
-	glob, ok := pattern[store]
-	if !ok {
-		glob = store + "*"
+// storePatterns select the files of a store. Others are a file and what is kept beside it: NAME*.
+var storePatterns = map[string]string{"audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem"}
+
+// storeBytes returns the size of a store's files; 0 for the directory, which has none.
+func (c *checker) storeBytes(store string) (n int64) {
+	pattern := storePatterns[store]
+	if pattern == "" {
+		pattern = store + "*"
 	}
-	for _, name := range c.list(glob) {
+	for _, name := range c.list(pattern) {
 		if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() {
 			n += info.Size()
 		}
@@ -166,13 +204,12 @@ func (c *checker) bytes(store string) (n int64) {
 	return n
 }
 
-// list returns the files that match a pattern, sorted.
+// list returns the paths that match a pattern, sorted. It returns none if a directory cannot be read,
+// which checkPermissions reports. Unlike filepath.Glob it accepts any characters in the path of the
+// state directory.
 func (c *checker) list(pattern string) []string {
-	if pattern == "" {
-		return nil
-	}
 	sub, pattern := filepath.Split(pattern)
-	entries, _ := os.ReadDir(filepath.Join(c.dir, sub)) // checkPermissions reports a failure
+	entries, _ := os.ReadDir(c.path(sub))
 	var names []string
 	for _, e := range entries {
 		if ok, _ := filepath.Match(pattern, e.Name()); ok {
@@ -194,4 +231,19 @@ func readSmall(path string, limit int64) ([]byte, error) {
 		return nil, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("it has %d bytes, more than %d", info.Size(), limit)}
 	}
 	return os.ReadFile(path)
+}
+
+// isText reports whether b is printable text, as identities are.
+func isText(b []byte) bool {
+	for _, r := range string(b) {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return false
+		}
+	}
+	return true
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
 }

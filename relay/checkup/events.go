@@ -9,40 +9,40 @@ import (
 	"agentctl/relay/eventlog"
 )
 
-// checkEventLog checks events.db with the hashes of its events, and that it is the one of
-// relay.json.
+// checkEventLog checks events.db with the hashes of its events, and that it is the one that
+// relay.json names.
 func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
-	want := auth.EventLogRecord(c.record.Stores.EventsDB)
-	if !c.checkFile(ctx, eventlog.FileName, want.ID != "", RepairSalvage) {
+	recorded := auth.EventLogRecord(c.record.Stores.EventsDB)
+	if !c.checkSQLite(ctx, eventlog.FileName, recorded.ID != "", RepairSalvage) {
 		if c.count[eventlog.FileName] == 0 {
 			return Absent, ""
 		}
 		return "", ""
 	}
 	path := c.path(eventlog.FileName)
+	fail := func(err error, repair Repair) { c.fail(eventlog.FileName, path, err, repair) }
 	r, err := eventlog.OpenReader(path)
 	if err != nil {
-		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		fail(err, RepairSalvage)
 		return "", ""
 	}
 	defer func() { _ = r.Close() }()
 	id, err := r.ID(ctx)
 	if err != nil {
-		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		fail(err, RepairSalvage)
 		return "", ""
 	}
-	last, err := r.LastGiven(ctx)
-	if err != nil {
-		c.fail(eventlog.FileName, path, err, RepairSalvage)
-	} else if err := want.Check(c.dir, auth.EventLogRecord{ID: id, LastSeq: last}); err != nil {
-		c.fail(eventlog.FileName, path, err, RepairRestore)
+	if last, err := r.LastGiven(ctx); err != nil {
+		fail(err, RepairSalvage)
+	} else if err := recorded.Check(c.dir, auth.EventLogRecord{ID: id, LastSeq: last}); err != nil {
+		fail(err, RepairRestore) // another log, or an older one: nothing in it is damaged
 	}
 	if err := r.CheckSchema(ctx); err != nil {
-		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		fail(err, RepairSalvage)
 	}
 	result, err := r.Verify(ctx, eventlog.VerifyOptions{})
 	if err != nil && !errors.Is(err, ctx.Err()) {
-		c.fail(eventlog.FileName, path, err, RepairSalvage)
+		fail(err, RepairSalvage)
 	}
 	for _, f := range result.Faults {
 		c.add(Problem{Store: eventlog.FileName, Path: path, Where: fmt.Sprintf("event %d, %s of tenant %q", f.Seq, f.Class, f.Tenant), What: f.Problem, Repair: RepairSalvage})

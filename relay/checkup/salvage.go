@@ -18,15 +18,16 @@ type SalvageResult struct {
 	Replaced string `json:"replaced"` // the directory with the old files, "" if the log was not replaced
 }
 
-// Salvage makes a new event log in dir of what can be read of the one in a state directory
-// (eventlog.Salvage). With replace it takes the place of the old one, whose files are moved into a
-// directory beside it; all of that happens, or nothing. No relay may run.
-func Salvage(ctx context.Context, stateDir, dir string, replace bool, now time.Time) (_ *SalvageResult, err error) {
-	o := eventlog.SalvageOptions{From: filepath.Join(stateDir, eventlog.FileName), To: filepath.Join(dir, eventlog.FileName)}
+// Salvage makes a new event log in the directory to, from what can be read of the log in a state
+// directory (eventlog.Salvage). With replace, a copy of the new log also takes the place of the old
+// one, whose files are moved into a directory beside it; all of that happens, or nothing
+// (auth.Exclusive.Swap). No relay may run on the state directory.
+func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Time) (_ *SalvageResult, err error) {
+	o := eventlog.SalvageOptions{From: filepath.Join(stateDir, eventlog.FileName), To: filepath.Join(to, eventlog.FileName)}
 	if _, err := os.Stat(o.From); err != nil {
 		return nil, err
 	}
-	if record, err := auth.ReadRelayFile(stateDir); err == nil { // else the log has to say itself which one it is
+	if record, err := auth.ReadRelayFile(stateDir); err == nil { // without it, the log itself must say which one it is
 		o.ID, o.Last = record.EventLog.ID, record.EventLog.LastSeq
 	}
 	var x *auth.Exclusive
@@ -36,7 +37,7 @@ func Salvage(ctx context.Context, stateDir, dir string, replace bool, now time.T
 		}
 		defer func() { err = errors.Join(err, x.Close()) }()
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	if err := os.MkdirAll(to, 0o700); err != nil {
 		return nil, err
 	}
 	result := &SalvageResult{}
