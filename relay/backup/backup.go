@@ -1,18 +1,31 @@
 // Package backup copies the state directory of a relay while the relay runs, checks such copies,
-// and puts one back.
+// and restores one.
 //
 //	r, err := backup.Create(ctx, backup.Options{StateDir: dir, Dir: "/var/backups/agentctl"})
-//	err = backup.Restore(ctx, backup.RestoreOptions{StateDir: dir, Backup: r.Path})
+//	m, err := backup.Verify(ctx, r.Path)
+//	done, err := backup.Restore(ctx, backup.RestoreOptions{StateDir: dir, Backup: r.Path})
+//
+// AcceptLoss is for a relay that lost a store and has no backup.
 //
 // A backup is a directory with the files of a state directory and a manifest, which is written
-// last: without it, or if a file differs from it, the directory is no backup.
+// last. Without the manifest, or if a file differs from it, the directory is no backup.
 //
 // # Consistency
 //
-// The snapshots of both databases begin at one moment, that of the event log first: what an event
-// refers to was in relay.db before it. The files of the keys are copied right after it, and
-// relay.json is made from the two copies instead of being copied, so that a restored backup
-// never looks like one with an older or a foreign store.
+// The relay writes while it is copied. Two snapshots are taken before anything is copied, that of the
+// event log first: an event is appended after what it refers to is in relay.db, so whatever an
+// event of the backup refers to is in the backup too. The files of the keys are copied next.
+// relay.json is not copied but made from the copies of the databases. A copy of it could be
+// ahead of them, and a relay refuses databases that are behind relay.json.
+//
+// # Files
+//
+//	backup.go   the manifest, and which files belong to a backup
+//	create.go   Create
+//	restore.go  Verify and Restore
+//	loss.go     AcceptLoss
+//	records.go  whether the stores of a state directory are those that it records
+//	copy.go     copying files and databases at a bounded speed
 package backup
 
 import (
@@ -35,13 +48,13 @@ const manifestFile = "manifest.json"
 // Format is the version of a backup's layout.
 const Format = 1
 
-// Bounds of a backup.
+// Bounds of a backup. One that exceeds them is refused.
 const (
-	maxManifest = 4 << 20 // bytes
-	maxFiles    = 10_000
+	maxManifest = 4 << 20 // bytes of the manifest
+	maxFiles    = 10_000  // that it names
 )
 
-// Manifest describes a backup. Restore checks all of it.
+// Manifest describes a backup. Verify compares the backup with it.
 type Manifest struct {
 	Format      int    `json:"format"`
 	Version     string `json:"agentctl_version"`
@@ -54,17 +67,17 @@ type Manifest struct {
 	Files       []File `json:"files"`
 }
 
-// Created is when the backup was begun.
+// Created returns when the backup was begun, in UTC.
 func (m *Manifest) Created() time.Time { return time.UnixMilli(m.CreatedAtMS).UTC() }
 
 // File is one file of a backup.
 type File struct {
-	Name   string `json:"name"` // with slashes
+	Name   string `json:"name"` // relative to the backup, with slashes
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"` // hex
 }
 
-// DamagedError refuses a backup that is not whole.
+// DamagedError refuses a backup that is incomplete, or was changed.
 type DamagedError struct {
 	Path   string // of the backup
 	Reason string
@@ -75,19 +88,20 @@ func (e *DamagedError) Error() string {
 }
 
 // plainFiles matches the files at the top of a state directory that are copied as they are:
-// certificates, the address of the relay, consents, and the audit log with its older parts.
+// certificates, the address of the relay, and the audit log with its older parts.
 var plainFiles = lazyregexp.New(`^[a-z][a-z0-9_.-]{0,60}\.(pem|json|jsonl)(\.[0-9]{1,5})?$`)
 
-// audits matches the files of the audit log, which a restore leaves alone if there are any.
-var audits = lazyregexp.New(`\.jsonl(\.[0-9]{1,5})?$`)
+// auditFiles matches the files of the audit log. A restore keeps those of the state directory.
+var auditFiles = lazyregexp.New(`\.jsonl(\.[0-9]{1,5})?$`)
 
 // isPlain reports whether a file is copied as it is.
 func isPlain(name string) bool {
 	return plainFiles.MatchString(name) && name != auth.RelayFile && name != "restore.json" && name != manifestFile
 }
 
-// isPart reports whether a file may be in a backup: nothing else is put into a state directory.
-func isPart(name string) bool {
+// belongsInBackup reports whether a backup may have a file of this name. Restore writes no other name
+// into a state directory, whatever a manifest says.
+func belongsInBackup(name string) bool {
 	dir, base := filepath.Split(filepath.FromSlash(name))
 	switch dir {
 	case "":
@@ -98,12 +112,13 @@ func isPart(name string) bool {
 	return false
 }
 
-// isKeyFile reports whether a file of keys/ is copied: signing keys, and what the stage sign uses.
+// isKeyFile reports whether a file of keys/ is copied: signing keys, and the keys of the stage sign.
+// Files that are being written (.new) are not.
 func isKeyFile(base string) bool {
 	return base != "" && len(base) <= 255 && base[0] != '.' && !strings.HasSuffix(base, ".new") && !strings.ContainsAny(base, "/\\\x00")
 }
 
-// readManifest reads the manifest of a backup.
+// readManifest reads and checks the manifest of a backup, and no other file.
 func readManifest(dir string) (*Manifest, error) {
 	damaged := func(reason string) error { return &DamagedError{dir, reason} }
 	path := filepath.Join(dir, manifestFile)
@@ -115,7 +130,7 @@ func readManifest(dir string) (*Manifest, error) {
 		if newest := newestIn(dir); newest != "" {
 			return nil, damaged("it is a directory of backups; the newest is " + newest)
 		}
-		return nil, damaged("it has no " + manifestFile + ", which a backup that was cut short does not have")
+		return nil, damaged("it has no " + manifestFile + ", as a backup that was interrupted")
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular() || info.Size() > maxManifest:
@@ -137,8 +152,8 @@ func readManifest(dir string) (*Manifest, error) {
 	}
 	seen := map[string]bool{}
 	for _, f := range m.Files {
-		if !isPart(f.Name) || seen[f.Name] {
-			return nil, damaged(fmt.Sprintf("%s names a file that does not belong into a backup", manifestFile))
+		if !belongsInBackup(f.Name) || seen[f.Name] {
+			return nil, damaged(fmt.Sprintf("%s names a file that does not belong in a backup", manifestFile))
 		}
 		seen[f.Name] = true
 	}
@@ -148,9 +163,10 @@ func readManifest(dir string) (*Manifest, error) {
 	return m, nil
 }
 
-// newestIn returns the newest backup in a directory of backups, "" for none.
+// newestIn returns the newest backup in a directory of backups, "" for none. The names contain the
+// time, and Glob sorts them.
 func newestIn(dir string) string {
-	list, _ := filepath.Glob(filepath.Join(dir, namePrefix+"*", manifestFile)) // sorted, as the names are by time
+	list, _ := filepath.Glob(filepath.Join(dir, namePrefix+"*", manifestFile))
 	if len(list) == 0 {
 		return ""
 	}

@@ -16,27 +16,30 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Sizes of copying.
+// Speeds of copying, bytes per second.
 const (
-	copyChunk = 256 << 10 // bytes read or written at a time
-	syncEvery = 8 << 20   // bytes after which they are synced: one large sync would hold up the relay's
+	backupRate = 16 << 20 // half of what a cheap card reads: a relay uses the disk meanwhile
+	fullRate   = 1 << 30  // no relay runs; the disk is the bound
+)
+
+// Sizes of copying, bytes.
+const (
+	copyChunk = 256 << 10 // read or written at a time
+	syncEvery = 8 << 20   // synced at a time: one large sync would delay the commits of the relay
 )
 
 // copier copies files at a bounded speed.
 type copier struct{ limit *rate.Limiter }
 
-// newCopier returns a copier of bytesPerSecond.
 func newCopier(bytesPerSecond int) *copier {
 	return &copier{rate.NewLimiter(rate.Limit(bytesPerSecond), 4*copyChunk)}
 }
 
-// wait delays until n more bytes may be read or written.
-func (c *copier) wait(ctx context.Context, n int) error {
-	return c.limit.WaitN(ctx, min(n, 4*copyChunk))
-}
+// wait waits until n more bytes may be read or written, at most a chunk.
+func (c *copier) wait(ctx context.Context, n int) error { return c.limit.WaitN(ctx, n) }
 
-// file copies a regular file to a new one of mode 0600, syncs it and describes it. A file that
-// grows is copied up to its present size.
+// file copies a regular file to a new one of mode 0600, syncs it and returns its size and hash. A file
+// that grows is copied up to its present size.
 func (c *copier) file(ctx context.Context, from, to string) (f File, err error) {
 	in, err := openRegular(from)
 	if err != nil {
@@ -60,7 +63,7 @@ func (c *copier) file(ctx context.Context, from, to string) (f File, err error) 
 	return File{Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, out.Sync()
 }
 
-// describe reads a file and returns its size and hash.
+// describe returns the size and the hash of a file.
 func (c *copier) describe(ctx context.Context, path string) (f File, err error) {
 	in, err := openRegular(path)
 	if err != nil {
@@ -72,28 +75,29 @@ func (c *copier) describe(ctx context.Context, path string) (f File, err error) 
 	return File{Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, err
 }
 
-// copy copies in chunks and calls sync now and then.
+// copy copies in chunks, and calls sync after each syncEvery bytes.
 func (c *copier) copy(ctx context.Context, to io.Writer, from io.Reader, sync func() error) (n int64, err error) {
 	for {
-		if err := c.wait(ctx, copyChunk); err != nil {
-			return n, err
-		}
 		m, err := io.CopyN(to, from, copyChunk)
 		n += m
-		if errors.Is(err, io.EOF) {
-			return n, nil
+		atEnd := errors.Is(err, io.EOF)
+		if atEnd {
+			err = nil
 		}
-		if err == nil && n%syncEvery == 0 {
+		if err == nil {
+			err = c.wait(ctx, int(m))
+		}
+		if err == nil && !atEnd && n%syncEvery == 0 {
 			err = sync()
 		}
-		if err != nil {
+		if err != nil || atEnd {
 			return n, err
 		}
 	}
 }
 
-// openRegular opens a regular file and nothing else: a link would lead root elsewhere, and a pipe
-// would block.
+// openRegular opens a regular file and nothing else. The state directory may belong to another user:
+// a link planted there would make root read another file, and a pipe would block.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|openFlags, 0)
 	if err != nil {
@@ -106,15 +110,16 @@ func openRegular(path string) (*os.File, error) {
 	return f, nil
 }
 
-// snapshot is a database as it was at one moment. The pages that it refers to stay in the
-// database's write-ahead log until it is closed.
+// snapshot is a database as it was when openSnapshot returned: a read transaction that stays open.
+// Until it is closed, SQLite cannot empty the database's write-ahead log, which therefore grows while
+// a relay writes.
 type snapshot struct {
 	path string
 	db   *sql.DB
-	conn *sql.Conn
+	conn *sql.Conn // has the transaction; nil if openSnapshot failed
 }
 
-// openSnapshot begins a snapshot. It does not write to the database; other processes may meanwhile.
+// openSnapshot begins a snapshot. It writes nothing; other processes may write meanwhile.
 func openSnapshot(ctx context.Context, path string) (s *snapshot, err error) {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "mode=ro&_busy_timeout=5000"))
 	if err != nil {
@@ -122,7 +127,7 @@ func openSnapshot(ctx context.Context, path string) (s *snapshot, err error) {
 	}
 	s = &snapshot{path: path, db: db}
 	if s.conn, err = db.Conn(ctx); err == nil {
-		// The first read of a transaction is its moment.
+		// BEGIN reads nothing. The snapshot is that of the first read.
 		if _, err = s.conn.ExecContext(ctx, "BEGIN"); err == nil {
 			var n int
 			err = s.conn.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema").Scan(&n)
@@ -142,8 +147,8 @@ func (s *snapshot) close() {
 	_ = s.db.Close()
 }
 
-// copyTo copies the snapshot to a new file of mode 0600 at the copier's speed, and checks the
-// copy. Writers of the database go on meanwhile.
+// copyTo copies the snapshot to a new file of mode 0600, at the copier's speed, and checks the copy.
+// Other processes may write to the database meanwhile.
 func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 	out, err := os.OpenFile(to, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -157,7 +162,7 @@ func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 		if !ok {
 			return errors.New("the SQLite driver has no online backup")
 		}
-		// Nothing of the copy is kept after a failure, so that it needs no journal.
+		// A copy that fails is deleted, so it needs no journal.
 		b, err := source.NewBackup(sqlitefile.DSN(to, "_pragma=journal_mode(OFF)&_pragma=synchronous(OFF)"))
 		if err != nil {
 			return err
@@ -168,7 +173,7 @@ func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 		err = out.Sync()
 	}
 	if err == nil {
-		err = checkDatabase(ctx, to)
+		err = checkCopy(ctx, to)
 	}
 	if err != nil {
 		return fmt.Errorf("copy %s: %w", s.path, err)
@@ -176,9 +181,9 @@ func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 	return nil
 }
 
-// steps copies all pages.
+// steps copies all pages, a chunk at a time. out is the file of the copy, to be synced.
 func (s *snapshot) steps(ctx context.Context, c *copier, b *sqlite.Backup, out *os.File) error {
-	const pageSize = 4096 // larger pages only make the copy faster
+	const pageSize = 4096 // assumed; with larger pages the copy exceeds its speed
 	for written := 0; ; written += copyChunk {
 		if err := c.wait(ctx, copyChunk); err != nil {
 			return err
@@ -195,13 +200,21 @@ func (s *snapshot) steps(ctx context.Context, c *copier, b *sqlite.Backup, out *
 	}
 }
 
-// checkDatabase makes sure that a copy is sound and is one file. Only this process has it open.
-func checkDatabase(ctx context.Context, path string) error {
+// checkCopy checks that a copy of a database is sound, and makes it one file, without a write-ahead
+// log. No other process has it open.
+func checkCopy(ctx context.Context, path string) error {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(path, "_pragma=journal_mode(DELETE)"))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = db.Close() }()
+	return quickCheck(ctx, db)
+}
+
+// quickCheck runs SQLite's quick_check, which reads every page. The error says what is damaged.
+func quickCheck(ctx context.Context, db interface {
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}) error {
 	var result string
 	if err := db.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&result); err != nil {
 		return err

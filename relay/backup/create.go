@@ -21,38 +21,37 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Names in a directory of backups: agentctl-20260102T030405Z, and the same with partialSuffix
-// while it is being made.
+// A backup is a directory such as agentctl-20260102T030405Z, with -02 and so on for the next ones
+// of one second. While it is being made it is agentctl-20260102T030405Z-RANDOM.partial, and its maker
+// holds a lock on that directory.
 const (
 	namePrefix    = "agentctl-"
 	nameTime      = "20060102T150405Z"
 	partialSuffix = ".partial"
 )
 
-// backupRate bounds the speed of a backup, bytes per second: half of what a cheap card reads.
-const backupRate = 16 << 20
-
 // Options of Create. StateDir and Dir are required.
 type Options struct {
 	StateDir string
-	Dir      string // the backup is made in a new directory in it
-	Keep     int    // delete the oldest complete backups of this relay beyond so many; 0: none
-	Version  string // of agentctl, for the manifest
-	Now      func() time.Time
+	Dir      string           // the directory of backups, in which a new one is made
+	Keep     int              // the newest backups of this relay that are kept; 0: all
+	Version  string           // of agentctl, for the manifest
+	Now      func() time.Time // default time.Now
 }
 
-// Result of Create.
+// Result is what Create made.
 type Result struct {
 	Path string `json:"path"`
 	*Manifest
-	Deleted []string `json:"deleted"` // backups that Options.Keep has deleted
+	Deleted []string `json:"deleted"` // older backups, because of Options.Keep
 }
 
 // errOpenDir refuses a directory in which others could read the keys.
 var errOpenDir = errors.New("others can read it, and a backup holds the relay's signing keys")
 
-// Create makes a backup in a new directory below Options.Dir. The relay may run and write.
-// After a failure nothing is left that Restore takes for a backup.
+// Create makes a backup in a new directory below Options.Dir. The relay may run and write meanwhile. A
+// state directory that is damaged is refused: a backup of it would replace sound ones (Keep). After a
+// failure nothing is left that Restore accepts as a backup.
 func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	if o.Now == nil {
 		o.Now = time.Now
@@ -60,15 +59,10 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	if o.Dir, err = checkTarget(o.Dir, o.StateDir); err != nil {
 		return nil, err
 	}
-	// SQLite would drop what is behind a damaged frame, without a word.
-	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
-		if err := sqlitefile.ScanWAL(filepath.Join(o.StateDir, name)); errors.Is(err, fs.ErrPermission) {
-			return nil, err
-		} else if err != nil {
-			return nil, fmt.Errorf("a damaged state is not backed up: %w; see: agentctl relay check", err)
-		}
+	if err := checkWALs(o.StateDir); err != nil {
+		return nil, err
 	}
-	store, err := auth.Open(auth.Options{StateDir: o.StateDir, Existing: true})
+	store, err := auth.Open(auth.Options{StateDir: o.StateDir, Existing: true}) // locks the directory
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +74,8 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 		return nil, err
 	}
 	began := o.Now().UTC()
-	partial := filepath.Join(o.Dir, namePrefix+began.Format(nameTime)+"-"+manifest.NewULID()[16:]+partialSuffix)
+	name := filepath.Join(o.Dir, namePrefix+began.Format(nameTime))
+	partial := name + "-" + manifest.NewULID()[16:] + partialSuffix
 	unlock, err := makePartial(partial)
 	if err != nil {
 		return nil, err
@@ -91,27 +86,43 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 			_ = os.RemoveAll(partial)
 		}
 	}()
-	b := &creation{Options: &o, copier: newCopier(backupRate), dir: partial,
+	b := &creation{stateDir: o.StateDir, dir: partial, copier: newCopier(backupRate),
 		manifest: &Manifest{Format: Format, Version: o.Version, CreatedAtMS: began.UnixMilli(), Files: []File{}}}
 	if err := b.run(ctx); err != nil {
-		if storage.Classify(err) == storage.Full || sqlitefile.Code(err) == sqlite3.SQLITE_IOERR { // of the copy's index, on a full disk
+		// SQLite reports a full disk as an I/O error where it cannot enlarge the index of a log.
+		if storage.Classify(err) == storage.Full || sqlitefile.Code(err) == sqlite3.SQLITE_IOERR {
 			err = fmt.Errorf("%w; see whether there is free space: df -h %s", err, o.Dir)
 		}
 		return nil, fmt.Errorf("back up %s: %w", o.StateDir, err)
 	}
-	path, err := publish(partial, filepath.Join(o.Dir, namePrefix+began.Format(nameTime)))
-	if err != nil {
+	r := &Result{Manifest: b.manifest, Deleted: []string{}}
+	if r.Path, err = publish(partial, name); err != nil {
 		return nil, err
 	}
-	r := &Result{Path: path, Manifest: b.manifest, Deleted: []string{}}
 	if o.Keep > 0 {
 		r.Deleted, err = prune(o.Dir, b.manifest.RelayID, o.Keep)
 	}
 	return r, err
 }
 
-// checkTarget makes the directory for backups if it is missing, and refuses one that others can
-// read, or that is lost together with the state.
+// checkWALs refuses damaged write-ahead logs. SQLite would leave out the transactions behind the
+// damage, without an error.
+func checkWALs(stateDir string) error {
+	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
+		err := sqlitefile.ScanWAL(filepath.Join(stateDir, name))
+		if err != nil && !errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("a damaged state is not backed up: %w; see: agentctl relay check", err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTarget makes the directory of backups if it is missing, and returns its absolute path. It
+// refuses a directory that others can read, and one inside the state directory, which would be lost
+// together with it.
 func checkTarget(dir, stateDir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -141,8 +152,8 @@ func checkTarget(dir, stateDir string) (string, error) {
 	return dir, nil
 }
 
-// makePartial makes the directory of a backup in the making. The lock on it shows others that
-// its maker is alive.
+// makePartial makes the directory of a backup that is being made. The lock on it shows other
+// processes that this one is alive (removePartial).
 func makePartial(path string) (unlock func(), err error) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return nil, err
@@ -151,11 +162,11 @@ func makePartial(path string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	lockDir(f)
+	lock(f)
 	return func() { _ = f.Close() }, nil
 }
 
-// removePartial deletes what backups that were killed have left.
+// removePartial deletes the partial backups of processes that were killed.
 func removePartial(dir string) error {
 	list, err := filepath.Glob(filepath.Join(dir, namePrefix+"*"+partialSuffix))
 	if err != nil {
@@ -166,7 +177,7 @@ func removePartial(dir string) error {
 		if err != nil {
 			return err
 		}
-		if lockDir(f) {
+		if lock(f) {
 			err = os.RemoveAll(path)
 		}
 		if err := errors.Join(err, f.Close()); err != nil {
@@ -176,7 +187,7 @@ func removePartial(dir string) error {
 	return nil
 }
 
-// publish gives a complete backup its name.
+// publish gives a complete backup its name, with a number if the name is taken.
 func publish(partial, name string) (path string, err error) {
 	for i := 1; i < 100; i++ {
 		if path = name; i > 1 { // several backups in one second
@@ -209,7 +220,7 @@ func prune(dir, relayID string, keep int) (deleted []string, err error) {
 		}
 	}
 	for _, path := range own[:max(0, len(own)-keep)] {
-		// Without its manifest the rest is no backup.
+		// The manifest goes first: what a failure leaves is no backup.
 		if err := errors.Join(os.Remove(filepath.Join(path, manifestFile)), os.RemoveAll(path)); err != nil {
 			return deleted, err
 		}
@@ -218,34 +229,26 @@ func prune(dir, relayID string, keep int) (deleted []string, err error) {
 	return deleted, nil
 }
 
-// creation is a backup in the making.
+// creation is a backup that is being made.
 type creation struct {
-	*Options
-	*copier
-	dir      string // partial
+	stateDir string
+	dir      string // of the backup, partial
+	copier   *copier
 	manifest *Manifest
 }
 
-// run makes all files, the manifest last.
+// run makes all files of the backup, the manifest last.
 func (b *creation) run(ctx context.Context) error {
 	if err := b.copyDatabases(ctx); err != nil {
 		return err
 	}
-	var log auth.EventLogRecord
-	if _, err := os.Lstat(filepath.Join(b.dir, eventlog.FileName)); err == nil {
-		if log, err = readEventLog(ctx, filepath.Join(b.dir, eventlog.FileName)); err != nil {
-			return err
-		}
-	}
-	record, err := auth.FinishCopy(ctx, b.dir, log, false, 0)
-	if err != nil {
+	if err := b.makeRelayFile(ctx); err != nil {
 		return err
 	}
-	b.manifest.RelayID, b.manifest.Epoch, b.manifest.EventLogID, b.manifest.LastSeq = record.RelayID, record.Epoch, log.ID, log.LastSeq
-	if err := b.copyPlain(ctx); err != nil {
+	if err := b.copyFiles(ctx, ".", isPlain); err != nil {
 		return err
 	}
-	if err := b.describeAll(ctx); err != nil {
+	if err := b.describeFiles(ctx); err != nil {
 		return err
 	}
 	out, err := json.MarshalIndent(b.manifest, "", "  ")
@@ -255,23 +258,26 @@ func (b *creation) run(ctx context.Context) error {
 	return atomicfile.Replace(filepath.Join(b.dir, manifestFile), append(out, '\n'))
 }
 
-// copyDatabases copies both databases as they are at one moment, and the keys that relay.db
-// names. The snapshot of the event log begins first.
+// copyDatabases copies both databases as they were at one moment, and the keys that relay.db names.
+// See the package comment for the order.
 func (b *creation) copyDatabases(ctx context.Context) error {
-	var events *snapshot
-	path := filepath.Join(b.StateDir, eventlog.FileName)
+	var events *snapshot // nil: there is no event log
+	path := filepath.Join(b.stateDir, eventlog.FileName)
 	if info, err := os.Lstat(path); err == nil && info.Size() > 0 {
 		if events, err = openSnapshot(ctx, path); err != nil {
 			return err
 		}
 		defer events.close()
 	}
-	identities, err := openSnapshot(ctx, filepath.Join(b.StateDir, auth.DatabaseFile))
+	identities, err := openSnapshot(ctx, filepath.Join(b.stateDir, auth.DatabaseFile))
 	if err != nil {
 		return err
 	}
 	defer identities.close()
-	if err := b.copyKeys(ctx); err != nil {
+	if err := os.Mkdir(filepath.Join(b.dir, auth.KeysDir), 0o700); err != nil {
+		return err
+	}
+	if err := b.copyFiles(ctx, auth.KeysDir, isKeyFile); err != nil {
 		return err
 	}
 	err = identities.copyTo(ctx, b.copier, filepath.Join(b.dir, auth.DatabaseFile))
@@ -281,51 +287,52 @@ func (b *creation) copyDatabases(ctx context.Context) error {
 	return err
 }
 
-// copyKeys copies the files of keys/. One that a rotation has deleted in the meantime was
-// dropped, and is not needed.
-func (b *creation) copyKeys(ctx context.Context) error {
-	if err := os.Mkdir(filepath.Join(b.dir, auth.KeysDir), 0o700); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(filepath.Join(b.StateDir, auth.KeysDir))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !isKeyFile(e.Name()) {
-			continue
-		}
-		if _, err := b.file(ctx, filepath.Join(b.StateDir, auth.KeysDir, e.Name()), filepath.Join(b.dir, auth.KeysDir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// makeRelayFile makes relay.json from the copies of the databases, and notes in the manifest which
+// state it is.
+func (b *creation) makeRelayFile(ctx context.Context) error {
+	var log auth.EventLogRecord
+	path := filepath.Join(b.dir, eventlog.FileName)
+	if _, err := os.Lstat(path); err == nil {
+		if log, err = readEventLog(ctx, path); err != nil {
 			return err
 		}
 	}
-	return atomicfile.SyncDir(filepath.Join(b.dir, auth.KeysDir))
-}
-
-// copyPlain copies the other files.
-func (b *creation) copyPlain(ctx context.Context) error {
-	entries, err := os.ReadDir(b.StateDir)
+	record, err := auth.FinishCopy(ctx, b.dir, log, false, 0)
 	if err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if !e.Type().IsRegular() || !isPlain(e.Name()) {
-			continue
-		}
-		if _, err := b.file(ctx, filepath.Join(b.StateDir, e.Name()), filepath.Join(b.dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
+	m := b.manifest
+	m.RelayID, m.Epoch, m.EventLogID, m.LastSeq = record.RelayID, record.Epoch, log.ID, log.LastSeq
 	return nil
 }
 
-// describeAll lists the files in the manifest, and makes them and their names durable.
-func (b *creation) describeAll(ctx context.Context) error {
+// copyFiles copies the regular files of a directory whose names are accepted. One that is deleted in
+// the meantime was not needed: a rotation has dropped the key, or the audit log was rotated.
+func (b *creation) copyFiles(ctx context.Context, dir string, accept func(name string) bool) error {
+	from, to := filepath.Join(b.stateDir, dir), filepath.Join(b.dir, dir)
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !accept(e.Name()) {
+			continue
+		}
+		_, err := b.copier.file(ctx, filepath.Join(from, e.Name()), filepath.Join(to, e.Name()))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return atomicfile.SyncDir(to)
+}
+
+// describeFiles lists the files in the manifest, and makes them and their names durable.
+func (b *creation) describeFiles(ctx context.Context) error {
 	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
-		f, err := b.describe(ctx, path)
+		f, err := b.copier.describe(ctx, path)
 		if err != nil {
 			return err
 		}
@@ -338,18 +345,10 @@ func (b *creation) describeAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{auth.DatabaseFile, auth.RelayFile} { // changed after they were copied
+	for _, name := range []string{auth.DatabaseFile, auth.RelayFile} { // makeRelayFile has written them
 		if err := syncFile(filepath.Join(b.dir, name)); err != nil {
 			return err
 		}
 	}
 	return atomicfile.SyncDir(b.dir)
-}
-
-func syncFile(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }

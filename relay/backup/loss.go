@@ -20,10 +20,10 @@ type Loss struct {
 	Store    string   `json:"store"`
 	Aside    string   `json:"replaced,omitempty"` // directory with what was left of it
 	Kept     bool     `json:"kept"`               // an older store goes on as it is
-	Lost     []string `json:"lost"`               // sentences
+	Lost     []string `json:"lost"`               // sentences for the operator
 }
 
-// ErrSound refuses to give up a store that is the right one.
+// ErrSound refuses to give up a store that is the one that the relay had.
 var ErrSound = errors.New("nothing is lost: it is the one that the relay had")
 
 // lostStores are the stores that AcceptLoss can give up, and what is lost with each.
@@ -42,9 +42,10 @@ var lostStores = map[string][]string{
 	},
 }
 
-// AcceptLoss lets a relay start again without a store that its state directory refuses: one that
-// is missing, empty, damaged or of another relay is made anew, and what is left of it moved aside.
-// An older event log goes on as it is. A store that is sound is ErrSound. The relay must not run.
+// AcceptLoss lets a relay start again that refuses its state directory because of one store: the store
+// is missing, empty, damaged or of another relay. What is left of it is moved aside, and the next
+// start makes a new one. An older event log goes on as it is. The error is ErrSound if the store has
+// no such problem, and auth.ErrInUse while a relay runs.
 func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Loss, error) {
 	if lostStores[store] == nil {
 		return nil, fmt.Errorf("no such store: %q (%s, %s and %s can be lost)", store, auth.DatabaseFile, eventlog.FileName, auth.RelayFile)
@@ -71,71 +72,82 @@ func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Lo
 	return l, errors.Join(err, s.Close())
 }
 
-// moveAside moves what is left of the store away.
+// moveAside moves what is left of the store away. The signing keys go with relay.db: the tokens that
+// they signed may be revoked ones.
 func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) error {
-	path := filepath.Join(l.StateDir, l.Store)
-	info, err := os.Lstat(path)
+	info, err := os.Lstat(filepath.Join(l.StateDir, l.Store))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	exists := err == nil && info.Size() > 0
-	problem, damaged := l.problem(ctx)
-	l.Lost = l.lost(problem, damaged)
+	hasContent := err == nil && info.Size() > 0
+	c := examineStore(ctx, l.StateDir, l.Store)
+	l.Lost = c.lost(l.Store)
 	var names []string
-	switch l.Store {
-	case auth.RelayFile:
-		record, err := auth.ReadDatabase(ctx, l.StateDir)
-		switch {
-		case problem != nil && problem.Problem == auth.StoreForeign:
-		case problem == nil && !damaged, err == nil && record.RelayID != "":
-			return fmt.Errorf("%s in %s: %w, or is made anew from %s at the next start", l.Store, l.StateDir, ErrSound, auth.DatabaseFile)
-		}
+	switch {
+	case l.Store == auth.RelayFile && !c.is(auth.StoreForeign) && (c.isSound() || canRemakeRelayFile(ctx, l.StateDir)):
+		return fmt.Errorf("%s in %s: %w, or is made anew from %s at the next start", l.Store, l.StateDir, ErrSound, auth.DatabaseFile)
+	case l.Store == auth.RelayFile:
 		names = []string{auth.RelayFile}
-	case auth.DatabaseFile:
+	case c.isSound():
+		return fmt.Errorf("%s in %s: %w", l.Store, l.StateDir, ErrSound)
+	case l.Store == auth.DatabaseFile:
 		names = append(databaseFiles(auth.DatabaseFile), auth.KeysDir)
-	case eventlog.FileName:
-		if problem != nil && problem.Problem == auth.StoreOlder && !damaged {
-			l.Kept = true
-			return nil
-		}
+	case c.is(auth.StoreOlder) && !c.isDamaged:
+		l.Kept = true
+		return nil
+	default:
 		names = databaseFiles(eventlog.FileName)
 	}
-	if problem == nil && !damaged && l.Store != auth.RelayFile {
-		return fmt.Errorf("%s in %s: %w", l.Store, l.StateDir, ErrSound)
-	}
 	aside := auth.AsideName(now)
-	if exists || l.Store == auth.DatabaseFile {
+	if hasContent || l.Store == auth.DatabaseFile {
 		l.Aside = filepath.Join(l.StateDir, aside)
 	}
 	return x.Swap(aside, names)
 }
 
-// problem returns what the records say about the store, and whether it cannot be read.
-func (l *Loss) problem(ctx context.Context) (problem *auth.StateError, damaged bool) {
-	for _, err := range checkRecords(ctx, l.StateDir) {
-		if e := (*auth.StateError)(nil); errors.As(err, &e) && e.Store == l.Store {
-			problem = e
-		}
-	}
-	path := filepath.Join(l.StateDir, l.Store)
-	if _, err := os.Lstat(path); err != nil {
-		if problem == nil && l.Store != eventlog.FileName {
-			problem = &auth.StateError{Dir: l.StateDir, Store: l.Store, Problem: auth.StoreMissing}
-		}
-		return problem, false
-	}
-	switch l.Store {
-	case auth.RelayFile:
-		_, err := auth.ReadRelayFile(l.StateDir)
-		damaged = err != nil
-	default:
-		damaged = inspectDatabase(ctx, path) != nil
-	}
-	return problem, damaged
+// canRemakeRelayFile reports whether relay.db has the values of relay.json.
+func canRemakeRelayFile(ctx context.Context, stateDir string) bool {
+	record, err := auth.ReadDatabase(ctx, stateDir)
+	return err == nil && record.RelayID != ""
 }
 
-// inspectDatabase reports damage of a database, without changing it.
-func inspectDatabase(ctx context.Context, path string) error {
+// condition is what is wrong with a store.
+type condition struct {
+	problem   *auth.StateError // it is not the store that is recorded; nil: it is
+	isDamaged bool             // its content cannot be read
+}
+
+func (c condition) isSound() bool { return c.problem == nil && !c.isDamaged }
+
+// is reports whether the store has a problem of auth, such as auth.StoreOlder.
+func (c condition) is(problem string) bool { return c.problem != nil && c.problem.Problem == problem }
+
+// examineStore returns the condition of a store. It changes nothing on disk.
+func examineStore(ctx context.Context, stateDir, store string) (c condition) {
+	for _, err := range checkRecords(ctx, stateDir) {
+		if e, ok := errors.AsType[*auth.StateError](err); ok && e.Store == store {
+			c.problem = e
+		}
+	}
+	path := filepath.Join(stateDir, store)
+	if _, err := os.Lstat(path); err != nil {
+		if c.problem == nil && store != eventlog.FileName { // a relay may have no event log
+			c.problem = &auth.StateError{Dir: stateDir, Store: store, Problem: auth.StoreMissing}
+		}
+		return c
+	}
+	if store == auth.RelayFile {
+		_, err := auth.ReadRelayFile(stateDir)
+		c.isDamaged = err != nil
+	} else {
+		c.isDamaged = readDatabase(ctx, path) != nil
+	}
+	return c
+}
+
+// readDatabase reads a database and its write-ahead log to the end, and returns an error if one of
+// them is damaged.
+func readDatabase(ctx context.Context, path string) error {
 	if err := sqlitefile.ScanWAL(path); err != nil {
 		return err
 	}
@@ -144,31 +156,23 @@ func inspectDatabase(ctx context.Context, path string) error {
 		return err
 	}
 	defer s.close()
-	var result string
-	if err := s.conn.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&result); err != nil {
-		return err
-	}
-	if result != "ok" {
-		return errors.New(result)
-	}
-	return nil
+	return quickCheck(ctx, s.conn)
 }
 
-// LostWith says what AcceptLoss would give up, in sentences; nothing for a store that it does not know.
+// LostWith returns sentences that say what AcceptLoss would give up; none for a store that it does not
+// know.
 func LostWith(ctx context.Context, stateDir, store string) []string {
-	l := &Loss{StateDir: stateDir, Store: store}
-	problem, damaged := l.problem(ctx)
-	return l.lost(problem, damaged)
+	return examineStore(ctx, stateDir, store).lost(store)
 }
 
-// lost says what is lost with a store that has this problem.
-func (l *Loss) lost(problem *auth.StateError, damaged bool) []string {
+// lost says what is lost when a store in this condition is given up.
+func (c condition) lost(store string) []string {
 	switch {
-	case problem == nil || damaged:
-	case l.Store == auth.RelayFile && problem.Problem == auth.StoreForeign:
+	case c.isDamaged:
+	case store == auth.RelayFile && c.is(auth.StoreForeign):
 		return []string{"nothing: it is made anew from " + auth.DatabaseFile}
-	case l.Store == eventlog.FileName && problem.Problem == auth.StoreOlder:
-		return []string{"the events that it lacks, and with them what happened to tickets meanwhile: " + problem.Detail}
+	case store == eventlog.FileName && c.is(auth.StoreOlder):
+		return []string{"the events that it lacks, and with them what happened to tickets meanwhile: " + c.problem.Detail}
 	}
-	return lostStores[l.Store]
+	return lostStores[store]
 }

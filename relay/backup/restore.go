@@ -18,12 +18,12 @@ import (
 // RestoreOptions of Restore. StateDir and Backup are required.
 type RestoreOptions struct {
 	StateDir string // empty, missing, or of the relay of the backup
-	Backup   string // a directory of Create
+	Backup   string // a directory that Create made
 	// AcceptUnknown goes on when it is not known what was revoked after the backup.
 	AcceptUnknown bool
 	// OtherRelay replaces the state of another relay.
 	OtherRelay bool
-	Now        func() time.Time
+	Now        func() time.Time // default time.Now
 }
 
 // Restored says what Restore did.
@@ -33,7 +33,7 @@ type Restored struct {
 	RelayID  string `json:"relay_id"`
 	Created  int64  `json:"backup_created_at_ms"`
 	Aside    string `json:"replaced"` // directory with the state that was there; "": none was
-	// Unknown says why it is not known what was revoked after the backup; "": it is, and was
+	// Unknown says why it is not known what was revoked after the backup; "": it is known, and was
 	// carried over.
 	Unknown string        `json:"unknown_revocations,omitempty"`
 	Carried *auth.Carried `json:"carried_over,omitempty"`
@@ -60,15 +60,13 @@ func (e *OtherRelayError) Error() string {
 	return fmt.Sprintf("the state directory is of relay %s, the backup is of relay %s", e.Is, e.Backup)
 }
 
-// Verify checks a backup: that every file is there and as it was, that both databases are sound,
-// and that they are those of the manifest.
+// Verify checks that every file of a backup is there, with the content that the manifest describes.
 func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	m, err := readManifest(dir)
 	if err != nil {
 		return nil, err
 	}
-	// Not slowed down: no relay is served from here.
-	c := newCopier(1 << 30)
+	c := newCopier(fullRate)
 	for _, f := range m.Files {
 		is, err := c.describe(ctx, filepath.Join(dir, filepath.FromSlash(f.Name)))
 		switch {
@@ -83,12 +81,12 @@ func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	return m, nil
 }
 
-// Restore puts a backup into a state directory that nobody has open. The backup is checked first.
-// What was there is moved into a directory aside, never deleted, and what it has revoked since
-// the backup stays revoked. The exchange happens as a whole, or not at all: a process that is
-// killed leaves the old state, or one that the next start completes.
+// Restore puts a backup into a state directory that no process has open. It checks the backup first.
+// What was there is moved into a directory aside, never deleted, and what was revoked there since the
+// backup stays revoked. All files are exchanged, or none: a process that is killed leaves the old
+// state, or one that the next start completes (auth.Exclusive.Swap).
 //
-// The errors are *DamagedError, *UnknownError, *OtherRelayError or auth.ErrInUse, before which
+// The errors are *DamagedError, *UnknownError, *OtherRelayError or auth.ErrInUse. After one of these
 // nothing has changed.
 func Restore(ctx context.Context, o RestoreOptions) (_ *Restored, err error) {
 	if o.Now == nil {
@@ -116,28 +114,28 @@ func Restore(ctx context.Context, o RestoreOptions) (_ *Restored, err error) {
 			_ = os.RemoveAll(staging)
 		}
 	}()
-	r := &restoration{RestoreOptions: &o, manifest: m, staging: staging,
-		Restored: &Restored{StateDir: o.StateDir, Backup: o.Backup, RelayID: m.RelayID, Created: m.CreatedAtMS, LastSeq: m.LastSeq}}
+	r := &restoration{opts: &o, manifest: m, staging: staging,
+		result: &Restored{StateDir: o.StateDir, Backup: o.Backup, RelayID: m.RelayID, Created: m.CreatedAtMS, LastSeq: m.LastSeq}}
 	if err := r.prepare(ctx); err != nil {
 		return nil, err
 	}
-	old, err := r.replaced()
+	replaced, err := r.replacedNames()
 	if err != nil {
 		return nil, err
 	}
 	aside := auth.AsideName(o.Now())
-	if err := x.Swap(aside, old); err != nil {
+	if err := x.Swap(aside, replaced); err != nil {
 		return nil, err
 	}
 	swapped = true
-	if len(old) > 0 {
-		r.Aside = filepath.Join(o.StateDir, aside)
+	if len(replaced) > 0 {
+		r.result.Aside = filepath.Join(o.StateDir, aside)
 	}
-	return r.Restored, nil
+	return r.result, nil
 }
 
-// lockState opens a state directory that no relay uses, one of an earlier agentctl included, which
-// only locks its event log.
+// lockState opens a state directory that no relay uses. A relay of an earlier agentctl locks its event
+// log only.
 func lockState(dir string) (x *auth.Exclusive, unlock func() error, err error) {
 	if x, err = auth.LockStateDir(dir); err != nil {
 		return nil, nil, err
@@ -146,7 +144,7 @@ func lockState(dir string) (x *auth.Exclusive, unlock func() error, err error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return x, x.Close, nil
-	case err == nil && !lockDir(f):
+	case err == nil && !lock(f):
 		err = errors.Join(fmt.Errorf("%w: a relay; find it with: fuser -v %s", auth.ErrInUse, f.Name()), f.Close())
 	}
 	if err != nil {
@@ -155,48 +153,36 @@ func lockState(dir string) (x *auth.Exclusive, unlock func() error, err error) {
 	return x, func() error { return errors.Join(f.Close(), x.Close()) }, nil
 }
 
-// restoration is a restore in the making.
+// restoration is a restore that is being made. The new state is built in the staging directory, so that
+// an error leaves the state directory as it was.
 type restoration struct {
-	*RestoreOptions
-	*Restored
-	manifest *Manifest
-	staging  string
-	keepLogs bool // the state directory has an audit log, which stays
+	opts      *RestoreOptions
+	result    *Restored
+	manifest  *Manifest
+	staging   string
+	keepAudit bool // the state directory has an audit log, which stays
 }
 
-// prepare makes the new state in the staging directory.
+// prepare builds the new state in the staging directory.
 func (r *restoration) prepare(ctx context.Context) error {
-	if logs, _ := filepath.Glob(filepath.Join(r.RestoreOptions.StateDir, "*.jsonl")); len(logs) > 0 {
-		r.keepLogs = true
-	}
+	logs, _ := filepath.Glob(filepath.Join(r.opts.StateDir, "*.jsonl"))
+	r.keepAudit = len(logs) > 0
 	if err := r.copyFiles(ctx); err != nil {
 		return err
 	}
-	record, err := auth.ReadDatabase(ctx, r.staging)
+	log, err := r.checkDatabases(ctx)
 	if err != nil {
 		return err
-	}
-	log := auth.EventLogRecord{}
-	if r.has(eventlog.FileName) {
-		path := filepath.Join(r.staging, eventlog.FileName)
-		if err := checkDatabase(ctx, path); err != nil {
-			return &DamagedError{r.RestoreOptions.Backup, eventlog.FileName + ": " + err.Error()}
-		}
-		if log, err = readEventLog(ctx, path); err != nil {
-			return err
-		}
-	}
-	if record.RelayID != r.manifest.RelayID || record.Epoch != r.manifest.Epoch || log.ID != r.manifest.EventLogID || log.LastSeq != r.manifest.LastSeq {
-		return &DamagedError{r.RestoreOptions.Backup, manifestFile + " does not describe its databases"}
 	}
 	minEpoch, err := r.carryOver(ctx)
 	if err != nil {
 		return err
 	}
-	if record, err = auth.FinishCopy(ctx, r.staging, log, true, minEpoch); err != nil {
+	record, err := auth.FinishCopy(ctx, r.staging, log, true, minEpoch)
+	if err != nil {
 		return err
 	}
-	r.Epoch = record.Epoch
+	r.result.Epoch = record.Epoch
 	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
 		if err := syncFile(filepath.Join(r.staging, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -205,80 +191,99 @@ func (r *restoration) prepare(ctx context.Context) error {
 	return errors.Join(atomicfile.SyncDir(filepath.Join(r.staging, auth.KeysDir)), atomicfile.SyncDir(r.staging))
 }
 
-func (r *restoration) has(name string) bool {
-	return slices.ContainsFunc(r.manifest.Files, func(f File) bool { return f.Name == name })
-}
-
-// copyFiles copies the backup, and makes sure that it copies what was verified.
+// copyFiles copies the backup into the staging directory, and checks that it copies what Verify has
+// read.
 func (r *restoration) copyFiles(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(r.staging, auth.KeysDir), 0o700); err != nil {
 		return err
 	}
-	c := newCopier(1 << 30)
+	c := newCopier(fullRate)
 	for _, f := range r.manifest.Files {
-		if r.keepLogs && audits.MatchString(f.Name) || f.Name == auth.RelayFile {
+		if f.Name == auth.RelayFile || r.keepAudit && auditFiles.MatchString(f.Name) { // prepare writes relay.json
 			continue
 		}
 		name := filepath.FromSlash(f.Name)
-		is, err := c.file(ctx, filepath.Join(r.RestoreOptions.Backup, name), filepath.Join(r.staging, name))
+		is, err := c.file(ctx, filepath.Join(r.opts.Backup, name), filepath.Join(r.staging, name))
 		if err != nil {
 			return err
 		}
 		if is.Bytes != f.Bytes || is.SHA256 != f.SHA256 {
-			return &DamagedError{r.RestoreOptions.Backup, f.Name + " has changed"}
+			return r.damaged(f.Name + " has changed")
 		}
 	}
 	return nil
 }
 
-// carryOver takes what was revoked since the backup from the state that is there. It returns the
-// least epoch of the new state. If what was revoked is not known, the caller must have accepted
-// that.
+// checkDatabases checks that the databases are sound and those of the manifest. It returns the record
+// of the event log, the zero value if there is none.
+func (r *restoration) checkDatabases(ctx context.Context) (log auth.EventLogRecord, err error) {
+	db, err := auth.ReadDatabase(ctx, r.staging)
+	if err != nil {
+		return log, err
+	}
+	if r.inBackup(eventlog.FileName) {
+		path := filepath.Join(r.staging, eventlog.FileName)
+		if err := checkCopy(ctx, path); err != nil {
+			return log, r.damaged(eventlog.FileName + ": " + err.Error())
+		}
+		if log, err = readEventLog(ctx, path); err != nil {
+			return log, err
+		}
+	}
+	m := r.manifest
+	if db.RelayID != m.RelayID || db.Epoch != m.Epoch || log.ID != m.EventLogID || log.LastSeq != m.LastSeq {
+		return log, r.damaged(manifestFile + " does not describe its databases")
+	}
+	return log, nil
+}
+
+func (r *restoration) damaged(reason string) error { return &DamagedError{r.opts.Backup, reason} }
+
+// inBackup reports whether the backup has a file.
+func (r *restoration) inBackup(name string) bool {
+	return slices.ContainsFunc(r.manifest.Files, func(f File) bool { return f.Name == name })
+}
+
+// carryOver takes what was revoked since the backup from the state that is there. If that is not
+// known, the caller must have accepted it (RestoreOptions). It returns the least epoch that the new
+// state must have, so that the state that is replaced counts as older from then on.
 func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error) {
-	dir := r.RestoreOptions.StateDir
+	dir := r.opts.StateDir
 	file, fileErr := auth.ReadRecord(dir)
 	db, dbErr := auth.ReadDatabase(ctx, dir)
-	known := file
+	relayID := file.RelayID
 	if fileErr != nil {
-		known = db
+		relayID = db.RelayID
 	}
-	if known.RelayID != "" && known.RelayID != r.manifest.RelayID {
-		if !r.OtherRelay {
-			return 0, &OtherRelayError{known.RelayID, r.manifest.RelayID}
+	if relayID != "" && relayID != r.manifest.RelayID {
+		if !r.opts.OtherRelay {
+			return 0, &OtherRelayError{relayID, r.manifest.RelayID}
 		}
 		return 0, r.unknown("the state directory is another relay's")
 	}
 	minEpoch = max(file.Epoch, db.Epoch) + 1
-	if max(file.EventLog.LastSeq, db.EventLog.LastSeq) > r.manifest.LastSeq {
-		r.LostEvents = true
-	}
+	r.result.LostEvents = max(file.EventLog.LastSeq, db.EventLog.LastSeq) > r.manifest.LastSeq
+	// The epoch counts revocations: if relay.json has that of the backup, there was none since.
+	isUnchanged := fileErr == nil && file.DatabaseID != "" && file.Epoch == r.manifest.Epoch
 	switch _, err := os.Lstat(filepath.Join(dir, auth.DatabaseFile)); {
-	case errors.Is(err, fs.ErrNotExist) && fileErr == nil && file.DatabaseID != "" && file.Epoch == r.manifest.Epoch:
-		return minEpoch, nil // relay.json shows that nothing was
+	case errors.Is(err, fs.ErrNotExist) && isUnchanged:
+		return minEpoch, nil
 	case errors.Is(err, fs.ErrNotExist):
 		return minEpoch, r.unknown("the state directory has no " + auth.DatabaseFile + " that could show it")
 	case err != nil:
 		return minEpoch, err
 	}
-	from := filepath.Join(r.staging, "old")
-	if err := os.Mkdir(from, 0o700); err != nil {
-		return minEpoch, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(from)) }()
 	err = dbErr
-	if err == nil {
-		err = copyOld(ctx, filepath.Join(dir, auth.DatabaseFile), filepath.Join(from, auth.DatabaseFile))
-	}
 	if err == nil && db.RelayID != "" && db.RelayID != r.manifest.RelayID {
 		err = errors.New(auth.DatabaseFile + " is another relay's")
 	}
 	if err == nil {
-		r.Carried, err = auth.CarryOver(ctx, r.staging, from)
+		err = r.carryDatabaseOver(ctx)
 	}
 	switch {
 	case ctx.Err() != nil:
 		return minEpoch, ctx.Err()
-	case err != nil && fileErr == nil && file.Epoch == r.manifest.Epoch && file.DatabaseID != "":
+	case err != nil && isUnchanged:
 		return minEpoch, nil
 	case err != nil:
 		return minEpoch, r.unknown(err.Error())
@@ -287,69 +292,76 @@ func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error)
 			return minEpoch, err
 		}
 	}
-	return minEpoch, r.carryKeys(ctx)
+	return minEpoch, r.carryKeysOver(ctx)
 }
 
-// copyOld copies a database that nobody has open, without changing it.
-func copyOld(ctx context.Context, from, to string) error {
-	s, err := openSnapshot(ctx, from)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	return s.copyTo(ctx, newCopier(1<<30), to)
-}
-
+// unknown notes why it is not known what was revoked. It returns an error unless the caller has
+// accepted that.
 func (r *restoration) unknown(why string) error {
-	if r.Unknown = why; r.AcceptUnknown {
+	if r.result.Unknown = why; r.opts.AcceptUnknown {
 		return nil
 	}
 	return &UnknownError{r.manifest.Created(), why}
 }
 
-// carryKeys makes the files of keys/ those that relay.db names: it adds keys that are newer than
-// the backup, and drops those that were dropped since.
-func (r *restoration) carryKeys(ctx context.Context) error {
-	keys := func(dir, kid string) string { return filepath.Join(dir, auth.KeysDir, kid+".pem") }
-	for _, kid := range r.Carried.KeysDropped {
-		if err := os.Remove(keys(r.staging, kid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+// carryDatabaseOver carries over from relay.db of the state directory. It reads a copy, because it
+// completes the schema of an older one.
+func (r *restoration) carryDatabaseOver(ctx context.Context) (err error) {
+	dir := filepath.Join(r.staging, "old")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	old, err := openSnapshot(ctx, filepath.Join(r.opts.StateDir, auth.DatabaseFile))
+	if err != nil {
+		return err
+	}
+	defer old.close()
+	if err := old.copyTo(ctx, newCopier(fullRate), filepath.Join(dir, auth.DatabaseFile)); err != nil {
+		return err
+	}
+	r.result.Carried, err = auth.CarryOver(ctx, r.staging, dir)
+	return err
+}
+
+// carryKeysOver makes the files of keys/ those that the new relay.db names: it adds keys that are newer
+// than the backup, and removes those that were dropped since.
+func (r *restoration) carryKeysOver(ctx context.Context) error {
+	path := func(dir, kid string) string { return filepath.Join(dir, auth.KeysDir, kid+".pem") }
+	for _, kid := range r.result.Carried.KeysDropped {
+		if err := os.Remove(path(r.staging, kid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	for _, kid := range r.Carried.Keys {
-		if _, err := os.Lstat(keys(r.staging, kid)); err == nil {
+	for _, kid := range r.result.Carried.Keys {
+		if _, err := os.Lstat(path(r.staging, kid)); err == nil {
 			continue
 		}
-		// A key whose file is gone verifies nothing; if it is the one that signs, the next start
+		// A key whose file is gone verifies nothing. If it is the one that signs, the next start
 		// makes a new one.
-		if _, err := newCopier(1<<30).file(ctx, keys(r.RestoreOptions.StateDir, kid), keys(r.staging, kid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		_, err := newCopier(fullRate).file(ctx, path(r.opts.StateDir, kid), path(r.staging, kid))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
 	return nil
 }
 
-// replaced lists what is moved aside: everything of the old state that the new one has, or must
-// not have beside it. What the backup does not have stays, such as an authority that was made
-// since: boards that joined know the relay by it.
-func (r *restoration) replaced() ([]string, error) {
-	names := append(databaseFiles(auth.DatabaseFile), databaseFiles(eventlog.FileName)...)
-	names = append(names, auth.RelayFile, auth.KeysDir)
-	entries, err := os.ReadDir(r.RestoreOptions.StateDir)
+// replacedNames lists what is moved aside: everything of the old state that the new one has, or must
+// not have beside it. What the backup does not have stays, such as an authority that was made since:
+// boards that joined know the relay by it.
+func (r *restoration) replacedNames() (names []string, err error) {
+	entries, err := os.ReadDir(r.opts.StateDir)
 	if err != nil {
 		return nil, err
 	}
+	always := slices.Concat(databaseFiles(auth.DatabaseFile), databaseFiles(eventlog.FileName), []string{auth.RelayFile, auth.KeysDir})
 	for _, e := range entries {
-		if isPlain(e.Name()) && r.has(e.Name()) && !(r.keepLogs && audits.MatchString(e.Name())) {
-			names = append(names, e.Name())
+		name := e.Name()
+		isKept := r.keepAudit && auditFiles.MatchString(name)
+		if slices.Contains(always, name) || isPlain(name) && r.inBackup(name) && !isKept {
+			names = append(names, name)
 		}
 	}
-	return slices.DeleteFunc(names, func(name string) bool {
-		return !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() == name })
-	}), nil
-}
-
-// databaseFiles are the files of an SQLite database.
-func databaseFiles(name string) []string {
-	return []string{name, name + "-wal", name + "-shm", name + "-journal"}
+	return names, nil
 }
