@@ -62,7 +62,7 @@ type AuthorityOptions struct {
 // transport/pin). The keys are ECDSA P-256, which every TLS library has.
 //
 // The authority is made once and never replaced: every board of the relay would refuse a new
-// one. The server certificate is made anew whenever that helps.
+// one. The server certificate is replaced before it expires, and when the names change.
 type Authority struct {
 	store *Store
 	opt   AuthorityOptions

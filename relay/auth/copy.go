@@ -13,7 +13,10 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Names of the files of this package in a state directory, for package backup.
+// This file is for the packages backup and checkup, which read a state directory without opening a
+// Store, and make another one from a copy of relay.db.
+
+// Names of the files of this package in a state directory.
 const (
 	DatabaseFile = dbFile
 	RelayFile    = relayFile
@@ -58,7 +61,7 @@ func ReadRelayFile(dir string) (Record, error) {
 }
 
 // ReadRecord is ReadRelayFile with the copy of relay.json in keys/: the greater epoch counts, and the
-// copy alone if relay.json cannot be read. It then knows nothing of the event log.
+// copy alone if relay.json cannot be read. The copy has no record of the event log.
 func ReadRecord(dir string) (Record, error) {
 	r, err := ReadRelayFile(dir)
 	d, dirErr := readOnlyDir(dir)
@@ -66,25 +69,25 @@ func ReadRecord(dir string) (Record, error) {
 		return r, err
 	}
 	defer func() { _ = d.close() }()
-	switch kept, keptErr := readRelayInfo(d, recordCopy); {
-	case keptErr != nil:
+	switch copied, copyErr := readRelayInfo(d, recordCopy); {
+	case copyErr != nil:
 	case err != nil:
-		return kept.record(), nil
-	case kept.RelayID == r.RelayID:
-		r.Epoch = max(r.Epoch, kept.Stores.RelayDB.Epoch)
+		return copied.record(), nil
+	case copied.RelayID == r.RelayID:
+		r.Epoch = max(r.Epoch, copied.Stores.RelayDB.Epoch)
 	}
 	return r, err
 }
 
-// CheckRecord compares what relay.db has with what is recorded of it in a directory; db is of
-// ReadDatabase. The error is a *StateError.
+// CheckRecord compares relay.db, as ReadDatabase describes it, with what relay.json and its copy record
+// of it. The error is a *StateError.
 func CheckRecord(dir string, db Record) error {
 	d, err := readOnlyDir(dir)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = d.close() }()
-	if err := d.checkLog(); err != nil {
+	if err := d.checkWAL(); err != nil {
 		return err
 	}
 	if db.DatabaseID == "" {
@@ -93,7 +96,7 @@ func CheckRecord(dir string, db Record) error {
 	return checkRecord(d, &relayInfo{RelayID: db.RelayID, Stores: storeRecords{RelayDB: databaseRecord{db.DatabaseID, db.Epoch}}})
 }
 
-// Check compares the event log, is, with what is recorded of it. The error is a *StateError.
+// Check compares an event log with r, which was recorded of it. The error is a *StateError.
 func (r EventLogRecord) Check(dir string, is EventLogRecord) error {
 	const store = "events.db"
 	switch {
@@ -105,8 +108,8 @@ func (r EventLogRecord) Check(dir string, is EventLogRecord) error {
 	return nil
 }
 
-// ReadDatabase returns what relay.db of a directory records, which is nothing in one of an earlier
-// agentctl. One without tables, where a relay was set up, is a *StateError. It changes nothing.
+// ReadDatabase returns what relay.db of a directory records: nothing if an earlier agentctl wrote it. The
+// error is a *StateError if it has no tables although a relay was set up. Nothing on disk changes.
 func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 	d, err := readOnlyDir(dir)
 	if err != nil {
@@ -136,7 +139,7 @@ func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 	case err != nil:
 		return r, explain(dir, err)
 	case version == 0:
-		return r, d.checkSetUp(StoreEmpty)
+		return r, d.checkNotSetUp(StoreEmpty)
 	case version < recordVersion:
 		return r, nil
 	}
@@ -147,9 +150,10 @@ func ReadDatabase(ctx context.Context, dir string) (r Record, err error) {
 // recordVersion is the schema that has the table relay.
 var recordVersion = slices.Index(migrations, recordSchema) + 1
 
-// FinishCopy makes a directory that has a copy of relay.db a state directory: the copy names the
-// event log beside it, and relay.json is made from both. With a new id the copy counts as another
-// database, so that it and the one that it was copied from are not mixed up.
+// FinishCopy makes a state directory of a directory that has a copy of relay.db: it records the event
+// log there, and writes relay.json. The epoch of the copy becomes minEpoch at least. With newID the copy
+// gets another id, so that a relay does not mistake it for the database that it was copied from, or
+// the reverse.
 func FinishCopy(ctx context.Context, dir string, log EventLogRecord, newID bool, minEpoch int64) (r Record, err error) {
 	d, db, err := openCopy(dir)
 	if err != nil {
@@ -183,7 +187,7 @@ func FinishCopy(ctx context.Context, dir string, log EventLogRecord, newID bool,
 	return r, explain(dir, err)
 }
 
-// openCopy opens the copy of relay.db in a directory and completes its schema.
+// openCopy opens the copy of relay.db in a directory, and migrates it to the present schema.
 func openCopy(dir string) (*stateDir, *database, error) {
 	d, err := readOnlyDir(dir)
 	if err != nil {
@@ -202,7 +206,7 @@ func openCopy(dir string) (*stateDir, *database, error) {
 	return d, db, nil
 }
 
-// closeCopy closes a copy as one file: without it, there would be a write-ahead log beside it.
+// closeCopy closes a copy, and leaves it as one file without a write-ahead log.
 func closeCopy(d *stateDir, db *database) error {
 	_, err := db.writeDB.Exec("PRAGMA wal_checkpoint(TRUNCATE)")
 	return errors.Join(err, db.close(), d.close())
@@ -217,13 +221,11 @@ type Carried struct {
 	Keys         []string `json:"-"`             // kids whose files are needed
 }
 
-// CarryOver takes what has happened since a backup from a newer database of the same relay into
-// the copy of relay.db in dir: what was revoked stays revoked, removed nodes stay away, dropped
-// keys are dropped and used invites are used. What was given since is taken along as well: tokens,
-// those who joined, keys. from is a directory with a copy of the newer relay.db, which is not
-// needed afterwards.
-//
-// A database that is older than the backup only adds its revocations.
+// CarryOver updates the copy of relay.db in dir, a backup, from a newer database of the same relay in
+// the directory from. What was taken away since the backup stays away: revocations, removed nodes,
+// dropped keys, used and revoked invites. What was given since is added: tokens, boards and agents
+// that joined, nodes, keys. If the database in from is older than the backup, only its revocations
+// are added. The caller deletes from, which is migrated to the present schema.
 func CarryOver(ctx context.Context, dir, from string) (c *Carried, err error) {
 	if err := migrateCopy(from); err != nil {
 		return nil, explain(from, err)
@@ -312,7 +314,7 @@ const (
 	INSERT OR IGNORE INTO main.invites (code, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked)
 		SELECT code, prefix, class, tenant, name, tags, scopes, topics, uses, used, creator, creator_jti, created, expires, revoked FROM old.invites ORDER BY id`
 
-	// The newest key of an identity has the greatest id (enrolledByProof), so that the order is kept.
+	// The newest key of an identity has the greatest id (enrolledByProof), so that the order is copied.
 	carryJoined = `
 	INSERT OR IGNORE INTO main.tokens SELECT * FROM old.tokens;
 	DELETE FROM main.enrollments;

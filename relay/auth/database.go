@@ -40,22 +40,22 @@ var createMu sync.Mutex
 // database holds the two connections to relay.db. In WAL mode the reader does not wait
 // for a writer.
 //
-// Writes use group commit. A caller appends its operation to the queue and waits; a writer,
-// which runs while there is something to write, commits batches from the front of the queue.
-// It is a separate goroutine, so that callers can give up on a disk that hangs.
+// Writes use group commit. A caller appends its operation to the queue and waits. The goroutine of
+// runWriter, which lives while there is something to write, commits batches from the front of the
+// queue. Since it is a separate goroutine, callers can give up on a disk that hangs.
 type database struct {
 	dir             *stateDir
 	writeDB, readDB *sql.DB
-	writeSlot       chan struct{} // holds one: the holder runs the next transaction
+	writeSlot       chan struct{} // capacity 1: a goroutine that has sent may use writeDB, until it receives
 	watch           *storage.Watch
 	writeTimeout    time.Duration // Options.WriteTimeout
 
-	// onRevoke is called with the write slot held after a transaction that has changed
-	// revocations or keys; nil before load has set it.
+	// onRevoke is called with the write slot held, after a transaction that has changed
+	// revocations or keys and before its callers return. nil until load has set it.
 	onRevoke func()
-	// revoked is the sum of the counters of revocations and keys after the last transaction,
-	// noted that of the last call. They belong to the holder of the write slot.
-	revoked, noted int64
+	// revision is the sum of the counters of revocations and keys after the last transaction;
+	// savedRevision is that of the last call of onRevoke. The holder of the write slot uses them.
+	revision, savedRevision int64
 
 	mu      sync.Mutex // protects the fields below
 	queue   []*writeOp
@@ -74,9 +74,9 @@ type writeOp struct {
 // openDatabase opens both connections. It makes the file itself, because SQLite would make
 // it readable by everyone; not if it is missing where a relay was set up, unless startOver.
 func openDatabase(d *stateDir, startOver bool) (*database, error) {
-	setUp := d.checkSetUp(StoreMissing)
-	if _, err := d.root.Lstat(dbFile); errors.Is(err, fs.ErrNotExist) && setUp != nil && !startOver {
-		return nil, setUp
+	wasSetUp := d.checkNotSetUp(StoreMissing)
+	if _, err := d.root.Lstat(dbFile); errors.Is(err, fs.ErrNotExist) && wasSetUp != nil && !startOver {
+		return nil, wasSetUp
 	}
 	createMu.Lock()
 	err := d.create(dbFile)
@@ -90,7 +90,7 @@ func openDatabase(d *stateDir, startOver bool) (*database, error) {
 	if err := sqlitefile.ScanWAL(filepath.Join(d.path, dbFile)); err != nil {
 		return nil, err // SQLite would ignore the transactions behind the damage: revoked tokens would work again
 	}
-	if err := d.checkLog(); err != nil && !startOver {
+	if err := d.checkWAL(); err != nil && !startOver {
 		return nil, err
 	}
 	db := &database{dir: d, writeSlot: make(chan struct{}, 1)}
@@ -272,8 +272,8 @@ func (db *database) cancelQueued(op *writeOp) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest operations from the queue; none ends the writer. The caller
-// holds the write slot.
+// takeBatch removes the oldest operations from the queue. If there is none, runWriter has to end: the
+// next write starts another one. The caller holds the write slot.
 func (db *database) takeBatch() []*writeOp {
 	db.mu.Lock()
 	defer db.mu.Unlock()
@@ -291,7 +291,7 @@ func (db *database) commitBatch(batch []*writeOp) {
 	fault := err
 	for _, op := range batch {
 		switch {
-		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // by the end of the transaction's time
+		case op.err == nil, errors.Is(op.err, sql.ErrTxDone): // maxTransaction was over
 			op.err = err
 		case sqlitefile.Code(op.err) != 0:
 			op.err = explain(db.dir.path, op.err)
@@ -304,9 +304,9 @@ func (db *database) commitBatch(batch []*writeOp) {
 		}
 	}
 	commit.End(fault)
-	if err == nil && db.revoked != db.noted && db.onRevoke != nil {
-		db.noted = db.revoked
-		db.onRevoke() // before the answers
+	if err == nil && db.revision != db.savedRevision && db.onRevoke != nil {
+		db.savedRevision = db.revision
+		db.onRevoke()
 	}
 	for _, op := range batch {
 		close(op.done)
@@ -341,7 +341,7 @@ func (db *database) runBatch(batch []*writeOp) (err error) {
 			return err
 		}
 	}
-	if err := tx.QueryRow("SELECT revocations + keys FROM changes").Scan(&db.revoked); err != nil {
+	if err := tx.QueryRow("SELECT revocations + keys FROM changes").Scan(&db.revision); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -61,17 +61,22 @@
 //	STATE/relay.db        minted tokens (never the tokens themselves), revocations, nodes, invites,
 //	                      keys that joined, signing keys
 //
-// # Files
+// # Source files
 //
-//	opening a directory      store, statedir, file_owner, relay_info, endpoint
+//	opening a directory      store, statedir, statedir_lock (locks, exchange of files), file_owner
+//	relay.json               relay_info (its values, and their copy in relay.db), record (whether the
+//	                         stores are those that it names), endpoint
 //	the database             database (connections, group commit), schema
 //	signing keys             keyring, rotate
 //	the relay's own CA       authority
-//	tokens                   scope, claims, identity, mint, token_list, verify, token_cache, revoke
-//	invites and joining      invite, enroll, migrate, renew, nonce
+//	tokens                   scope, grant (what a token may get), claims, identity, mint, token_list,
+//	                         verify, token_cache, revoke
+//	invites and joining      invite, enroll, board_migration (boards that had a token), renew, nonce
 //	the node registry        node_registry (in memory), node_register (connecting), node_query
 //	                         (lists and lookups), node_attributes, node_remove, node_seen,
 //	                         node_served (boots and clone marks)
+//	plugins                  consent (what operators allow them)
+//	backups                  copy (reading and completing a copy of a state directory)
 //
 // # Concurrency
 //

@@ -36,7 +36,7 @@ func (s *Store) SaveEndpoint(e Endpoint) error {
 }
 
 // Endpoint returns where the relay served when it last started; the zero value before its first
-// start. A file that cannot be read as such counts as none: the next start writes it anew.
+// start. A file with other content counts as none: the next start replaces it.
 func (s *Store) Endpoint() (Endpoint, error) {
 	b, err := s.dir.read(endpointFile, maxEndpointFile)
 	if errors.Is(err, fs.ErrNotExist) {

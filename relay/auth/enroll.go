@@ -72,10 +72,10 @@ func (e *enrolled) identity() *Identity {
 	return id
 }
 
-// stopTx returns the second up to which a holder's tokens are revoked, 0 for none, and whether
-// id is. It reads the database and not the deny list in memory, which may be PollInterval
+// revokedUntilTx returns the second up to which the tokens of a holder are revoked, by the time they
+// were issued; 0 for none. revoked reports whether id is. It reads the database and not the deny list in memory, which may be PollInterval
 // behind another process: a refresh right after a revocation must not outlive it.
-func stopTx(tx *sql.Tx, id *Identity) (stop int64, revoked bool, err error) {
+func revokedUntilTx(tx *sql.Tx, id *Identity) (stop int64, revoked bool, err error) {
 	var byJTI bool
 	err = tx.QueryRow(`SELECT coalesce(max(at) FILTER (WHERE kind <> 'jti'), 0), coalesce(max(kind = 'jti'), 0) FROM revocations WHERE
 		(kind = 'jti' AND value IN (?1, ?5) AND value <> '') OR (kind = 'sub' AND value = ?2 AND ?2 <> '') OR
@@ -111,11 +111,12 @@ func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enr
 	if known, err := s.knowsCode(ctx, e.code); err != nil || !known {
 		return nil, cmp.Or(err, error(errCodeUnknown))
 	}
-	// Verified before the transaction, which must be short; used only if the key is new.
-	var kept *Identity
-	var keptErr error
+	// Of a board that keeps its node. It is verified before the transaction, which must be short, and
+	// used only if the key is new.
+	var earlier *Identity
+	var earlierErr error
 	if req.Token != "" {
-		kept, keptErr = s.tokenToMigrate(req)
+		earlier, earlierErr = s.tokenToMigrate(req)
 	}
 	var m *Minted
 	var nodes []*node
@@ -128,7 +129,7 @@ func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enr
 			err = s.checkRepeatTx(tx, known)
 			known.instance, e = e.instance, known // a key that was moved to another install is bound to that one
 		case err == nil || errors.Is(err, sql.ErrNoRows):
-			nodes, err = s.enrollTx(tx, e, req, err == nil, kept, keptErr)
+			nodes, err = s.enrollTx(tx, e, req, err == nil, earlier, earlierErr)
 		}
 		if err != nil {
 			return err
@@ -152,7 +153,7 @@ func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enr
 	if n := s.registry.get(e.subject); n != nil {
 		out.Name = n.name
 	}
-	s.fill(out, e, m)
+	s.fillResult(out, e, m)
 	return out, nil
 }
 
@@ -164,8 +165,8 @@ func (s *Store) knowsCode(ctx context.Context, hash string) (known bool, err err
 	return known, err
 }
 
-// fill copies what an answer needs.
-func (s *Store) fill(out *Enrolled, e *enrolled, m *Minted) {
+// fillResult copies what the caller of Enroll and RenewToken gets.
+func (s *Store) fillResult(out *Enrolled, e *enrolled, m *Minted) {
 	out.Class, out.Tenant, out.Subject, out.Token, out.Gen, out.Expires = e.class, e.tenant, e.subject, m.Token, e.refresh.gen, m.Expires
 }
 
@@ -198,7 +199,7 @@ func (s *Store) checkEnroll(req *enrollment.EnrollRequest) (*enrolled, error) {
 
 // checkRepeatTx refuses the repeat of an enrollment whose identity or invite was revoked.
 func (s *Store) checkRepeatTx(tx *sql.Tx, known *enrolled) error {
-	_, revoked, err := stopTx(tx, known.identity())
+	_, revoked, err := revokedUntilTx(tx, known.identity())
 	switch {
 	case err != nil:
 		return err
@@ -212,7 +213,7 @@ func (s *Store) checkRepeatTx(tx *sql.Tx, known *enrolled) error {
 		return nil
 	}
 	if err == nil {
-		_, revoked, err = stopTx(tx, inv.issuer())
+		_, revoked, err = revokedUntilTx(tx, inv.issuer())
 	}
 	if err == nil && revoked {
 		err = errCodeRevoked
@@ -220,10 +221,10 @@ func (s *Store) checkRepeatTx(tx *sql.Tx, known *enrolled) error {
 	return err
 }
 
-// enrollTx uses up one use of an invite for a new key and inserts its row. keyKnown reports
-// that the key has joined with another code. The transaction is the only writer, so of two
-// boards that claim the last use one gets it.
-func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest, keyKnown bool, kept *Identity, keptErr error) (nodes []*node, err error) {
+// enrollTx uses up one use of an invite for a new key, and inserts its row. keyKnown reports that the
+// key has joined with another code. earlier and earlierErr are the result of tokenToMigrate. No other
+// transaction writes meanwhile, so of two boards that claim the last use one gets it.
+func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest, keyKnown bool, earlier *Identity, earlierErr error) (nodes []*node, err error) {
 	inv, err := scanInvite(tx.QueryRow("SELECT "+inviteColumns+" FROM invites WHERE code = ?", e.code).Scan)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, errCodeUnknown
@@ -231,7 +232,7 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 	if err != nil {
 		return nil, err
 	}
-	_, stopped, err := stopTx(tx, inv.issuer())
+	_, stopped, err := revokedUntilTx(tx, inv.issuer())
 	if err != nil {
 		return nil, err
 	}
@@ -260,12 +261,12 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 	if inv.Class == InviteAgent {
 		err = s.newAgentTx(tx, e, inv, req)
 	} else {
-		nodes, err = s.newBoardTx(tx, e, inv, req, kept, keptErr)
+		nodes, err = s.newBoardTx(tx, e, inv, req, earlier, earlierErr)
 	}
 	if err != nil {
 		return nil, err
 	}
-	stop, _, err := stopTx(tx, e.identity())
+	stop, _, err := revokedUntilTx(tx, e.identity())
 	if err != nil {
 		return nil, err
 	}
@@ -280,17 +281,17 @@ func (s *Store) enrollTx(tx *sql.Tx, e *enrolled, req *enrollment.EnrollRequest,
 // newBoardTx gives a board its node: a new one, or that of its earlier token. A name and
 // tags of the invite are set as an operator would; a name that the board proposes is only
 // what it would propose on its link. The nodes that changed are for the registry.
-func (s *Store) newBoardTx(tx *sql.Tx, e *enrolled, inv *Invite, req *enrollment.EnrollRequest, kept *Identity, keptErr error) ([]*node, error) {
+func (s *Store) newBoardTx(tx *sql.Tx, e *enrolled, inv *Invite, req *enrollment.EnrollRequest, earlier *Identity, earlierErr error) ([]*node, error) {
 	e.class, e.subject = ClassDevice, manifest.NewNodeID()
 	proposed := req.Name
 	if req.Token != "" {
-		if keptErr != nil || kept.Tenant != inv.Tenant {
+		if earlierErr != nil || earlier.Tenant != inv.Tenant {
 			return nil, errTokenToMigrate
 		}
-		if _, revoked, err := stopTx(tx, kept); err != nil || revoked {
+		if _, revoked, err := revokedUntilTx(tx, earlier); err != nil || revoked {
 			return nil, cmp.Or(err, error(errTokenToMigrate))
 		}
-		e.subject, e.migrating, proposed = kept.NodeID, true, "" // it keeps its name
+		e.subject, e.migrating, proposed = earlier.NodeID, true, "" // it keeps its name
 		// A node has one key: an earlier enrollment of it, which was not finished or whose
 		// key was lost, ends here.
 		if _, err := tx.Exec("UPDATE enrollments SET revoked = 1, migrating = 0 WHERE sub = ?", e.subject); err != nil {
@@ -306,7 +307,7 @@ func (s *Store) newBoardTx(tx *sql.Tx, e *enrolled, inv *Invite, req *enrollment
 	}
 	a := inv.attributes()
 	_, changed, err := s.setAttributesTx(tx, inv.Tenant, e.subject, *a)
-	if _, ok := errors.AsType[*AttributeError](err); ok { // a node that is kept has many tags already
+	if _, ok := errors.AsType[*AttributeError](err); ok { // a node that the board keeps has many tags already
 		a.AddTags = nil
 		_, changed, err = s.setAttributesTx(tx, inv.Tenant, e.subject, *a)
 	}
@@ -359,7 +360,7 @@ func (s *Store) issueTx(tx *sql.Tx, e *enrolled) (*Minted, error) {
 	if e.class == ClassDevice {
 		m.NodeID = e.subject
 	}
-	stop, _, err := stopTx(tx, e.identity())
+	stop, _, err := revokedUntilTx(tx, e.identity())
 	if err != nil {
 		return nil, err
 	}

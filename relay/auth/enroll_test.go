@@ -507,7 +507,7 @@ func TestRefreshReplay(t *testing.T) {
 	if out, err = renew(second); err != nil || out.Gen != 3 {
 		t.Fatalf("%+v, %v", out, err)
 	}
-	time.Sleep(2 * time.Millisecond) // nonces differ by their millisecond
+	s.nonces.started = s.nonces.started.Add(-time.Millisecond) // so that the next nonce is from a later one
 	if _, err := renew(b.tokenRequest(3, manifest.NewULID())); err != nil {
 		t.Fatal(err)
 	}
@@ -738,75 +738,91 @@ func TestLinkProof(t *testing.T) {
 	}
 }
 
+// migrate joins with the earlier token of a board, whose node is to be kept.
+func (h *holder) migrate(earlier string) (*Enrolled, error) {
+	r := h.request()
+	r.Token, r.Name = earlier, "ignored" // the node keeps its name
+	out, err := h.s.Enroll(context.Background(), r)
+	h.keep(out)
+	return out, err
+}
+
+// A board joins with a device token of its tenant that is for its installation and not bound to a key; any
+// other token is refused.
+func TestMigrationRefusals(t *testing.T) {
+	s := openStore(t, Options{})
+	_, code := invite(t, s, InviteRequest{Uses: 2})
+	_, acmeCode := invite(t, s, InviteRequest{Tenant: "acme"})
+	tests := map[string]struct{ code, token string }{
+		"no token at all":           {code, "x"},
+		"of an agent":               {code, mint(t, s, MintRequest{Class: "agent"}).Token},
+		"of another tenant":         {acmeCode, mint(t, s, MintRequest{Class: "device"}).Token},
+		"for another installation":  {code, mint(t, s, MintRequest{Class: "device", Instance: strings.Repeat("a", 64)}).Token},
+		"of a board that has a key": {code, newHolder(t, s, code).mustEnroll().Token},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := newHolder(t, s, tt.code).migrate(tt.token)
+			wantReason(t, err, enrollment.ReasonTokenInvalid)
+		})
+	}
+}
+
+// A board that joins with its earlier token keeps its node. Its earlier tokens work until its first link
+// with its key, and are revoked then.
 func TestMigration(t *testing.T) {
-	ck := &clock{testTime}
-	s := openStore(t, Options{Now: ck.now})
+	s := openStore(t, Options{})
 	old := mint(t, s, MintRequest{Class: "device"})
 	spare := mint(t, s, MintRequest{Class: "device", NodeID: old.NodeID})
-	if _, err := s.UpsertNode(t.Context(), "default", old.NodeID, "attic", nil); err != nil {
-		t.Fatal(err)
-	}
-	_, code := invite(t, s, InviteRequest{Uses: 9, Tags: []string{"roof"}})
-	_, acme := invite(t, s, InviteRequest{Tenant: "acme"})
-	migrate := func(b *holder, token string) (*Enrolled, error) {
-		r := b.request()
-		r.Token, r.Name = token, "ignored"
-		out, err := s.Enroll(t.Context(), r)
-		b.keep(out)
-		return out, err
-	}
-	for name, tt := range map[string]struct{ code, token string }{
-		"no token":       {code, "x"},
-		"agent":          {code, mint(t, s, MintRequest{Class: "agent"}).Token},
-		"foreign tenant": {acme, old.Token},
-		"other instance": {code, mint(t, s, MintRequest{Class: "device", Instance: strings.Repeat("a", 64)}).Token},
-		"with cnf":       {code, newHolder(t, s, code).mustEnroll().Token},
-	} {
-		if _, err := migrate(newHolder(t, s, tt.code), tt.token); err == nil {
-			t.Errorf("%s: accepted", name)
-		} else {
-			wantReason(t, err, enrollment.ReasonTokenInvalid)
-		}
-	}
-	lost := newHolder(t, s, code) // its key is lost before it links
-	if _, err := migrate(lost, old.Token); err != nil {
-		t.Fatal(err)
-	}
+	upsert(t, s, DefaultTenant, old.NodeID, "attic", "")
+	_, code := invite(t, s, InviteRequest{Tags: []string{"roof"}})
 	b := newHolder(t, s, code)
-	out, err := migrate(b, old.Token)
+	out, err := b.migrate(old.Token)
 	if err != nil || out.Subject != old.NodeID || out.Name != "attic" {
-		t.Fatalf("%+v, %v", out, err)
+		t.Fatalf("joined as %+v, %v; want node %s, attic", out, err, old.NodeID)
 	}
 	if a, _ := s.NodeAttributes(old.NodeID); a.NameSet || !slices.Equal(a.Tags, []string{"roof"}) {
-		t.Errorf("attributes %+v", a)
+		t.Errorf("the attributes are %+v, want the tags of the invite and the name that the board proposed", a)
 	}
-	_, err = lost.refresh(1, manifest.NewULID())
-	wantReason(t, err, enrollment.ReasonRevoked)
-	if _, err := s.Verify(old.Token); err != nil || !s.IsMigrating(old.NodeID) {
-		t.Errorf("before the first link with proof: %v", err)
+	verifies(t, s, old.Token)
+	restarted := openStore(t, Options{StateDir: s.dir.path})
+	if !s.IsMigrating(old.NodeID) || !restarted.IsMigrating(old.NodeID) {
+		t.Errorf("migrating: %v, after a restart: %v; want both", s.IsMigrating(old.NodeID), restarted.IsMigrating(old.NodeID))
 	}
-	if again := openStore(t, Options{StateDir: s.dir.path, Now: ck.now}); !again.IsMigrating(old.NodeID) {
-		t.Error("a restart forgets the migration")
-	}
+
 	if err := s.FinishMigration(t.Context(), old.NodeID); err != nil || s.IsMigrating(old.NodeID) {
-		t.Errorf("finish: %v", err)
+		t.Errorf("after the first link: migrating is %v, %v; want that it is finished", s.IsMigrating(old.NodeID), err)
 	}
 	for _, token := range []string{old.Token, spare.Token} {
 		_, err := s.Verify(token)
 		refused(t, err, token, ErrRevoked, "revoked")
 	}
-	if _, err := s.Verify(b.token); err != nil {
-		t.Errorf("the new token: %v", err)
-	}
-	if _, err := migrate(b, old.Token); err != nil {
-		t.Errorf("a repeat does not check the token: %v", err)
+	verifies(t, s, b.token)
+	if _, err := b.migrate(old.Token); err != nil {
+		t.Errorf("a repeat, which does not check the earlier token: %v", err)
 	}
 	if _, err := b.refresh(1, manifest.NewULID()); err != nil {
-		t.Error(err)
+		t.Errorf("a refresh: %v", err)
 	}
-	late := mint(t, s, MintRequest{Class: "device", NodeID: old.NodeID})
-	if _, err := s.Verify(late.Token); err != nil {
-		t.Errorf("a token that an operator mints later: %v", err)
+	verifies(t, s, mint(t, s, MintRequest{Class: "device", NodeID: old.NodeID}).Token) // an operator mints it later
+}
+
+// A board whose key was lost before its first link joins again with its earlier token. The lost key does
+// not get another token.
+func TestMigrationWithLostKey(t *testing.T) {
+	s := openStore(t, Options{})
+	old := mint(t, s, MintRequest{Class: "device"})
+	_, code := invite(t, s, InviteRequest{Uses: 2})
+	lost, b := newHolder(t, s, code), newHolder(t, s, code)
+	for _, h := range []*holder{lost, b} {
+		if out, err := h.migrate(old.Token); err != nil || out.Subject != old.NodeID {
+			t.Fatalf("joined as %+v, %v; want node %s", out, err, old.NodeID)
+		}
+	}
+	_, err := lost.refresh(1, manifest.NewULID())
+	wantReason(t, err, enrollment.ReasonRevoked)
+	if _, err := b.refresh(1, manifest.NewULID()); err != nil {
+		t.Errorf("the present key: %v", err)
 	}
 }
 

@@ -10,12 +10,13 @@ import (
 	"agentctl/relay/topic"
 )
 
-// What a token or an invite grants is decided in one place, for both and whoever asks:
+// grantRequest.resolve decides what a token or an invite grants, whether an operator or the holder of a
+// token makes it:
 //
-//	asked     the scopes by name, or those of the class, and the topics
-//	creator   a token that makes tokens gives none that it lacks, and no topic
+//	request   the scopes that it names, or those of the class; and the topics
+//	creator   a token cannot give a scope or a topic that it lacks itself
 //	plugins   a scope of a plugin must be one that a plugin declares
-//	topics    limit events:subscribe and events:ingest, so that one of them must be there
+//	topics    limit events:subscribe and events:ingest, so one of these scopes must be granted
 
 // maxTopicsSize bounds the topics of one token, bytes: a token has at most MaxTokenLen.
 const maxTopicsSize = 768
@@ -27,7 +28,7 @@ type grant struct {
 	topics topic.Patterns // nil: all
 }
 
-// grantRequest is what is asked for.
+// grantRequest is what somebody wants a token or an invite to grant.
 type grantRequest struct {
 	class     string    // a word of classWords
 	scopes    []string  // in place of those of the class

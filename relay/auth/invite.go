@@ -284,7 +284,7 @@ func (s *Store) RevokeInvite(ctx context.Context, tenant, prefix string, dryRun 
 		if _, err := tx.Exec("UPDATE invites SET revoked = ? WHERE id = ?", at, inv.rowID); err != nil {
 			return err
 		}
-		// The invite may be deleted before its enrollments are; a repeat is refused all the same.
+		// The invite may be deleted before its enrollments are; a repeat must be refused then, too.
 		_, err := tx.Exec("UPDATE enrollments SET code_revoked = 1 WHERE code = (SELECT code FROM invites WHERE id = ?)", inv.rowID)
 		if err == nil && dryRun {
 			err = errDryRun

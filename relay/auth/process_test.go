@@ -18,8 +18,8 @@ import (
 	"agentctl/manifest"
 )
 
-// A job runs in a separate process, started from this test binary. It prints one
-// token a line.
+// runJob is the main function of a process that a test starts from this test binary (job, killedJob).
+// It prints a line for each change that was answered: a token, or what was revoked.
 func runJob(job string) int {
 	dir, n := os.Getenv("AUTH_TEST_DIR"), 0
 	n, _ = strconv.Atoi(os.Getenv("AUTH_TEST_N"))
@@ -64,6 +64,7 @@ func runJob(job string) int {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}
+			os.Stdout.WriteString("rotated\n")
 		case "revoke":
 			if _, err := s.Revoke(context.Background(), RevokeRequest{Subject: os.Getenv("AUTH_TEST_SUB")}); err != nil {
 				fmt.Fprintln(os.Stderr, err)
@@ -74,6 +75,7 @@ func runJob(job string) int {
 	return 0
 }
 
+// job runs a job n times in another process, and returns what it has printed.
 func job(t *testing.T, name, dir string, n int, env ...string) string {
 	t.Helper()
 	exe, err := os.Executable()

@@ -24,7 +24,7 @@ const (
 	StoreMissing = "missing"
 	StoreEmpty   = "empty"
 	StoreOlder   = "older"   // than what is recorded: a copy or a backup was put in its place
-	StoreForeign = "foreign" // of another relay, or made anew
+	StoreForeign = "foreign" // of another relay, or a new one
 )
 
 // StateError refuses a state directory in which a store is not the one that the relay had. To
@@ -36,8 +36,8 @@ type StateError struct {
 	Detail  string // what shows it
 }
 
-// loss says why a store is needed.
-var loss = map[string]string{
+// withoutStore says what a relay lacks without a store.
+var withoutStore = map[string]string{
 	dbFile:      "without it every revoked token would work again, and nobody that has joined is known",
 	relayFile:   "without it every token is refused",
 	"events.db": "without it all tickets and the history are gone",
@@ -53,7 +53,7 @@ func (e *StateError) Error() string {
 	if e.Store == relayFile && e.Problem == StoreForeign {
 		return fmt.Sprintf("%s in %s is another relay's (%s); it can be made anew from %s, and nothing is lost", e.Store, e.Dir, e.Detail, dbFile)
 	}
-	return fmt.Sprintf(text, e.Store, e.Dir, e.Detail, loss[e.Store])
+	return fmt.Sprintf(text, e.Store, e.Dir, e.Detail, withoutStore[e.Store])
 }
 
 // EventLog returns what relay.json records of the event log, the zero value for none.
@@ -101,10 +101,10 @@ func (s *Store) saveRecordAfter() {
 	}
 }
 
-// checkLog refuses the write-ahead log of this relay beside the database of another: SQLite would
-// write the pages of the one into the other, which spoils both. It reads what relay.db is without
-// its log.
-func (d *stateDir) checkLog() error {
+// checkWAL refuses a write-ahead log that belongs to another database than the relay.db beside it: SQLite
+// would write pages of the one into the other. It reads the id of relay.db without its log, and
+// compares it with the id in relay.json or its copy, which is that of the log.
+func (d *stateDir) checkWAL() error {
 	if info, err := d.root.Lstat(dbFile + "-wal"); err != nil || info.Size() == 0 {
 		return nil
 	}
@@ -131,12 +131,12 @@ func (d *stateDir) checkLog() error {
 	return &StateError{d.path, dbFile, StoreForeign, fmt.Sprintf("it is %s, and %s-wal continues %s", id, dbFile, want)}
 }
 
-// checkSetUp refuses to make a new database in a directory where a relay was set up before.
-// With it the keys would be there and the revocations not.
+// checkNotSetUp returns a *StateError with a problem of relay.db if other files show that a relay was set
+// up in the directory. A new database beside them would accept every token that was revoked.
 //
-// The order of the first start makes this safe: relay.db has its tables before any of these
-// files exists. The caller looks at relay.db afterwards, or holds its write lock.
-func (d *stateDir) checkSetUp(problem string) error {
+// The order of the first start makes this safe: relay.db has its tables before any of these files
+// exists. The caller looks at relay.db afterwards, or holds its write lock.
+func (d *stateDir) checkNotSetUp(problem string) error {
 	found := ""
 	for _, name := range []string{relayFile, authorityFile, serverFile} {
 		if _, err := d.root.Lstat(name); err == nil {

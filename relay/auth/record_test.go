@@ -1,7 +1,6 @@
 package auth
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -335,102 +334,6 @@ func TestKilledWhileRevoking(t *testing.T) {
 	}
 }
 
-// A restore that was cut short after any rename is completed by the next one who opens the
-// directory; nobody sees a mixture.
-func TestSwapIsCompleted(t *testing.T) {
-	t.Parallel()
-	old := []string{dbFile, dbFile + "-wal", keysDir, relayFile, "gone"}
-	for cut := range 12 {
-		dir := filepath.Join(t.TempDir(), "state")
-		write := func(name, text string) {
-			t.Helper()
-			path := filepath.Join(dir, name)
-			os.MkdirAll(filepath.Dir(path), 0o700)
-			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-		write(dbFile, "old")
-		write(dbFile+"-wal", "old")
-		write(filepath.Join(keysDir, "k"), "old")
-		write(relayFile, "old")
-		x, err := LockStateDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		staging, err := x.Staging()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range []string{dbFile, filepath.Join(keysDir, "k"), relayFile} {
-			rel, _ := filepath.Rel(dir, filepath.Join(staging, name))
-			write(rel, "new")
-		}
-		// The steps of swap, as a process does them that ends after some.
-		steps := []func() error{
-			func() error {
-				return x.dir.replace(swapFile, []byte(`{"aside":"aside","old":["relay.db","relay.db-wal","keys","relay.json"],"new":["keys","relay.db","relay.json"]}`))
-			},
-			func() error { return x.dir.mkdir("aside") },
-		}
-		for _, name := range old[:4] {
-			steps = append(steps, func() error { return x.dir.moveUnlessThere(name, filepath.Join("aside", name)) })
-		}
-		for _, name := range []string{keysDir, dbFile, relayFile} {
-			steps = append(steps, func() error { return x.dir.root.Rename(filepath.Join(swapDir, name), name) })
-		}
-		steps = append(steps, func() error { return x.dir.root.RemoveAll(swapDir) })
-		for _, step := range steps[:min(cut, len(steps))] {
-			if err := step(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		x.Close()
-		if x, err = LockStateDir(dir); err != nil {
-			t.Fatal(err)
-		}
-		want := map[string]string{dbFile: "new", filepath.Join(keysDir, "k"): "new", relayFile: "new", "aside/" + dbFile: "old", "aside/" + dbFile + "-wal": "old", "aside/keys/k": "old"}
-		if cut == 0 {
-			want = map[string]string{dbFile: "old", dbFile + "-wal": "old", filepath.Join(keysDir, "k"): "old", relayFile: "old"}
-		}
-		for name, text := range want {
-			if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != text {
-				t.Errorf("cut after %d steps: %s has %q, %v", cut, name, b, err)
-			}
-		}
-		if _, err := os.Lstat(filepath.Join(dir, dbFile+"-wal")); (err == nil) != (cut == 0) {
-			t.Errorf("cut after %d steps: %s-wal: %v", cut, dbFile, err)
-		}
-		x.Close()
-	}
-}
-
-// A state directory is not restored while somebody has it open, and not opened during a restore.
-func TestExclusive(t *testing.T) {
-	t.Parallel()
-	s := openStore(t, Options{})
-	if _, err := LockStateDir(s.dir.path); !errors.Is(err, ErrInUse) {
-		t.Errorf("got %v", err)
-	}
-	dir := filepath.Join(t.TempDir(), "state")
-	x, err := LockStateDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := stateDir{path: dir, root: x.dir.root}
-	if err := d.openLock(); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.flock(false); !errors.Is(err, ErrInUse) {
-		t.Errorf("got %v", err)
-	}
-	d.lock.Close()
-	x.Close()
-	if _, err := s.Keys(context.Background()); err != nil {
-		t.Error(err)
-	}
-}
-
 // A revocation holds although relay.json cannot be written, and the next write catches up. The
 // relay and the commands start with a relay.json that is behind.
 func TestRevocationWithoutRecord(t *testing.T) {
@@ -568,22 +471,5 @@ func TestOpenRefusesLogOfAnotherDatabase(t *testing.T) {
 	defer s.Close()
 	if list, err := s.Tokens(t.Context()); err != nil || len(list) != 1 {
 		t.Errorf("got %d tokens, %v", len(list), err)
-	}
-}
-
-// What a restore left that was killed before it counted has the keys, and goes at the next start.
-func TestStagingIsRemoved(t *testing.T) {
-	t.Parallel()
-	dir, _, _ := closedState(t)
-	if err := os.CopyFS(filepath.Join(dir, swapDir, keysDir), os.DirFS(filepath.Join(dir, keysDir))); err != nil {
-		t.Fatal(err)
-	}
-	s, err := Open(Options{StateDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	if _, err := os.Lstat(filepath.Join(dir, swapDir)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 // relay.json and the table relay of relay.db hold the same values, so that each of the two can
 // show that the other was lost or exchanged:
 //
-//	relay.json lost or damaged       made anew from the table, nothing is lost
+//	relay.json lost or damaged       written again from the table, nothing is lost
 //	relay.db lost, emptied, foreign  refused (StateError): relay.json knows its id
 //	relay.db older                   refused: relay.json knows how many revocations there were
 //	relay.json foreign               refused: its copy in keys/ and relay.db agree
@@ -29,8 +29,9 @@ import (
 // process that ends in between leaves files that are behind relay.db, which is no error; the
 // reverse cannot come about.
 
-// recordCopy is a copy of relay.json, but for the event log, beside the keys that make tokens
-// good. An agentctl that did not write it leaves none, or one that is behind.
+// recordCopy is a copy of relay.json without the record of the event log. It is beside the signing keys:
+// if somebody puts an older relay.db and relay.json back, either the copy in keys/ shows it, or the
+// newer keys are gone as well. An older agentctl writes none, or leaves one that is behind.
 const recordCopy = keysDir + "/" + relayFile
 
 // maxRelayFile bounds relay.json, in bytes.
@@ -74,7 +75,7 @@ var audienceRE = lazyregexp.New(`^[!#-\[\]-~]{1,256}$`)
 var errNoRelayFile = errors.New("it is missing or damaged")
 
 // readRelayInfo reads relay.json or its copy. What is not JSON at all is errNoRelayFile, as a file that
-// is missing: it can be made anew. JSON of another form is of a newer agentctl or of a person.
+// is missing: it can be written again. JSON of another form is from a newer agentctl or from a person.
 func readRelayInfo(d *stateDir, name string) (info relayInfo, err error) {
 	b, err := d.read(name, maxRelayFile)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !jsontext.Value(b).IsValid() {
@@ -105,9 +106,9 @@ func readRelayRow(tx *sql.Tx) (info relayInfo, ok bool, err error) {
 	return info, err == nil, err
 }
 
-// setUpInfo compares relay.json with relay.db and returns what holds, which the table relay has
-// afterwards; saveRecord writes it to relay.json. before is the audience that relay.json had, empty
-// for a new or repaired file. isNew reports a database without tables, in which migrate has just
+// setUpInfo compares relay.json with relay.db, decides which values are in force, and writes them to the
+// table relay; saveRecord writes them to relay.json later. before is the audience that relay.json had,
+// empty if the file is missing or damaged. isNew says that the database had no tables before migrate
 // made them. The caller holds the write lock.
 func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, before string, err error) {
 	if o.Audience != "" && !audienceRE.MatchString(o.Audience) {
@@ -121,7 +122,7 @@ func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, b
 	if err != nil && !errors.Is(err, errNoRelayFile) {
 		return info, "", err
 	}
-	if !isNew { // checkSetUp has refused it, or StartOver wants it
+	if !isNew { // checkNotSetUp has refused it, or StartOver wants it
 		known := &row
 		if !hasRow {
 			known = nil
@@ -163,11 +164,11 @@ func (s *Store) setUpInfo(tx *sql.Tx, o *Options, isNew bool) (info relayInfo, b
 	return info, before, err
 }
 
-// checkRecord compares relay.db with relay.json and its copy in keys/, as far as these can be
-// read. row is nil for a database without a record: one of an agentctl that wrote none.
+// checkRecord compares relay.db with relay.json and its copy in keys/, as far as these can be read. row
+// is what relay.db has of relay.json; nil if an older agentctl wrote it, which had no such row.
 func checkRecord(d *stateDir, row *relayInfo) error {
 	file, fileErr := readRelayInfo(d, relayFile)
-	kept, keptErr := readRelayInfo(d, recordCopy)
+	copied, copyErr := readRelayInfo(d, recordCopy)
 	problem := func(store, what, format string, args ...any) error {
 		return &StateError{d.path, store, what, fmt.Sprintf(format, args...)}
 	}
@@ -177,7 +178,7 @@ func checkRecord(d *stateDir, row *relayInfo) error {
 		case row == nil && record.ID != "":
 			return problem(dbFile, StoreOlder, "it is a copy from before an upgrade of agentctl")
 		case row == nil:
-		case file.RelayID != row.RelayID && keptErr == nil && kept.RelayID == row.RelayID: // two against one
+		case file.RelayID != row.RelayID && copyErr == nil && copied.RelayID == row.RelayID: // two against one
 			return problem(relayFile, StoreForeign, "it is of relay %s, and %s and %s are of relay %s", file.RelayID, dbFile, recordCopy, row.RelayID)
 		case file.RelayID != row.RelayID || record.ID != "" && record.ID != row.Stores.RelayDB.ID:
 			return problem(dbFile, StoreForeign, "%s is of the database %s of relay %s, this is %s of relay %s", relayFile, record.ID, file.RelayID, row.Stores.RelayDB.ID, row.RelayID)
@@ -187,13 +188,13 @@ func checkRecord(d *stateDir, row *relayInfo) error {
 	}
 	// A copy that is behind is one that an older keys/ has brought, or an agentctl that wrote none.
 	switch {
-	case keptErr != nil, fileErr == nil && kept.RelayID != file.RelayID: // of another relay, and so are the keys
+	case copyErr != nil, fileErr == nil && copied.RelayID != file.RelayID: // of another relay, and so are the keys
 	case row == nil:
 		return problem(dbFile, StoreOlder, "it is a copy from before an upgrade of agentctl")
-	case kept.RelayID != row.RelayID:
-		return problem(dbFile, StoreForeign, "%s is of relay %s, this is of relay %s", recordCopy, kept.RelayID, row.RelayID)
-	case kept.Stores.RelayDB.Epoch > row.Stores.RelayDB.Epoch:
-		return problem(dbFile, StoreOlder, lacks, kept.Stores.RelayDB.Epoch-row.Stores.RelayDB.Epoch, recordCopy)
+	case copied.RelayID != row.RelayID:
+		return problem(dbFile, StoreForeign, "%s is of relay %s, this is of relay %s", recordCopy, copied.RelayID, row.RelayID)
+	case copied.Stores.RelayDB.Epoch > row.Stores.RelayDB.Epoch:
+		return problem(dbFile, StoreOlder, lacks, copied.Stores.RelayDB.Epoch-row.Stores.RelayDB.Epoch, recordCopy)
 	}
 	return nil
 }

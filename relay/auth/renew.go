@@ -86,7 +86,7 @@ func (s *Store) RenewToken(ctx context.Context, req *enrollment.TokenRequest, ad
 		if e, err = scanEnrolled(tx.QueryRow("SELECT "+enrolledColumns+" FROM enrollments WHERE id = ?", e.rowID).Scan); err != nil {
 			return err
 		}
-		_, revoked, err := stopTx(tx, e.identity())
+		_, revoked, err := revokedUntilTx(tx, e.identity())
 		switch {
 		case err != nil:
 			return err
@@ -109,7 +109,7 @@ func (s *Store) RenewToken(ctx context.Context, req *enrollment.TokenRequest, ad
 	if err != nil {
 		return nil, fmt.Errorf("refresh: %w", err)
 	}
-	s.fill(out, e, m)
+	s.fillResult(out, e, m)
 	return out, nil
 }
 
@@ -207,10 +207,10 @@ func (s *Store) VerifyLinkProof(ctx context.Context, id *Identity, token, nonce,
 	return err
 }
 
-// revokeHolderTx revokes the key whose newest token is jti: it would otherwise get another
-// token at once. Every token that is bound to the key stops, and so do invites that its holder
+// revokeKeyOfTokenTx revokes the key whose newest token is jti, if a board or agent that joined holds
+// it: it would otherwise get another token at once. Every token that is bound to the key stops, and so do invites that its holder
 // made. It does not revoke by subject, which other tenants may use, too.
-func revokeHolderTx(tx *sql.Tx, jti string, now int64) error {
+func revokeKeyOfTokenTx(tx *sql.Tx, jti string, now int64) error {
 	var jkt, tenant, subject string
 	err := tx.QueryRow("SELECT jkt, tenant, sub FROM enrollments WHERE jti = ?", jti).Scan(&jkt, &tenant, &subject)
 	if errors.Is(err, sql.ErrNoRows) {

@@ -179,7 +179,7 @@ func (s *Store) Revoke(ctx context.Context, req RevokeRequest) (n int, err error
 			return err
 		}
 		if kind == "jti" {
-			if err := revokeHolderTx(tx, value, s.now().Unix()); err != nil {
+			if err := revokeKeyOfTokenTx(tx, value, s.now().Unix()); err != nil {
 				return err
 			}
 		}

@@ -90,7 +90,7 @@ func (s *Store) RotateKeys(ctx context.Context, req RotateRequest) (list []KeyIn
 	var made string
 	var gone []string
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
-		if gone, err = forgetKeys(tx, req.DropOld, s.now()); err != nil {
+		if gone, err = deleteKeyRows(tx, req.DropOld, s.now()); err != nil {
 			return err
 		}
 		if req.DryRun {
@@ -124,9 +124,9 @@ func (s *Store) RotateKeys(ctx context.Context, req RotateRequest) (list []KeyIn
 	return s.Keys(ctx)
 }
 
-// forgetKeys deletes the rows of keys that expired long ago, or with dropOld of all keys, and
-// returns their kids. It fails if there would be too many keys.
-func forgetKeys(tx *sql.Tx, dropOld bool, now time.Time) (gone []string, err error) {
+// deleteKeyRows deletes the rows of keys that expired long ago, or with dropOld those of all keys, and
+// returns their kids. It fails if another key would be one too many (maxKeys).
+func deleteKeyRows(tx *sql.Tx, dropOld bool, now time.Time) (gone []string, err error) {
 	where, args := "until <> 0 AND until < ?", []any{now.Add(-expiredKeyRetention).Unix()}
 	if dropOld {
 		where, args = "true", nil

@@ -7,9 +7,10 @@ package auth
 //	tokens       what was minted: jti and claims, never a token
 //	revocations  the deny list; a row by subject, node or tenant stops the tokens issued
 //	             up to `at`, so that a new one can be minted
-//	nodes, seen  the node registry; last-seen times apart, as they are written each minute
-//	attributes   what operators set on nodes: a row for each node that has anything; apart,
-//	             as a row of nodes is large
+//	nodes, seen  the node registry; last-seen times are in a separate table, as they are written
+//	             each minute
+//	attributes   what operators set on nodes: a row for each node that has anything; in a separate
+//	             table, as a row of nodes is large
 //	served       the boot and the clone mark of a node's links
 //	removed      nodes that an operator removed, so that a link which is still open, or another
 //	             process, does not register them again; a new token does

@@ -12,13 +12,13 @@ import (
 	"agentctl/manifest"
 )
 
-// Everybody who has a state directory open holds a shared lock on lockFile: the relay and the
-// commands beside it. Only `agentctl relay restore` holds an exclusive one.
+// Every process that has a state directory open holds a shared lock on lockFile: the relay and the
+// commands beside it. A restore holds an exclusive one (LockStateDir).
 const lockFile = "relay.lock"
 
-// A restore exchanges several files at once. It puts the new ones into swapDir, and what is to
-// be done into swapFile. From then on the restore counts as done: whoever opens the directory
-// next completes it.
+// A restore exchanges several files at once. It puts the new ones into swapDir, and writes what is to
+// be done into swapFile. From then on the restore counts as done: the next process that opens the
+// directory completes it.
 const (
 	swapFile = "restore.json"
 	swapDir  = "restore.new"
@@ -172,10 +172,10 @@ func (x *Exclusive) Staging() (string, error) {
 	return filepath.Join(x.dir.path, swapDir), explain(x.dir.path, x.dir.mkdir(swapDir))
 }
 
-// Swap moves the files and directories old, as far as they exist, into a new directory aside, and
+// Swap moves the files and directories named old, those that exist, into a new directory aside, and
 // those in the staging directory into their places. All of it happens, or nothing: if the process
-// ends in between, the next one that opens the state directory does the rest. Old must contain
-// every name that the staging directory has. What is staged is durable before.
+// ends in between, the next one that opens the state directory does the rest. old must contain
+// every name that the staging directory has. The caller has synced the staged files.
 func (x *Exclusive) Swap(aside string, old []string) error {
 	return explain(x.dir.path, x.swap(aside, old))
 }

@@ -28,8 +28,8 @@ type Options struct {
 	StateDir string // made with mode 0700 when missing
 	// Existing refuses, with ErrNoState, a directory that no relay has set up yet.
 	Existing bool
-	// StartOver makes a database, or a relay id, that was lost anew instead of refusing the
-	// directory with a StateError.
+	// StartOver replaces a database, or a relay id, that was lost by a new one, instead of refusing
+	// the directory with a StateError.
 	StartOver bool
 	// Audience is claim aud and iss of every token. Empty keeps what relay.json has,
 	// which is "agentctl:<relay id>" at first. Another value is saved, and tokens made
@@ -54,30 +54,33 @@ type Store struct {
 	scopelessUntil   time.Time
 	scopelessWarning sync.Once
 
-	dir       *stateDir
-	db        *database
-	relay     relayInfo
-	validator *jwt.Validator // of aud, iss, exp and nbf
-
-	keyring   atomic.Pointer[keyring]
-	keysMu    sync.Mutex   // held while the keyring is read from disk and replaced
-	keyDrops  atomic.Int64 // keys that were taken out of use; part of Revision
-	keyLookup keyLookup
-
-	keyValidator *jwt.Validator // of tokens bound to a key: without nbf
-	consentsMu   sync.RWMutex   // protects the next field
-	consents     map[string]Consent
-	nonces       *nonceMaker
-	joining      joining
-
-	cache    tokenCache
-	deny     atomic.Pointer[denyList]
-	registry registry
+	dir      *stateDir
+	db       *database
+	relay    relayInfo
 	eventLog func() EventLogRecord // nil: no event log is followed
-	flushMu  sync.Mutex            // held by flushSeen; taken before registry.mu and database.mu
-	// seenRevision counts changes of last-seen times.
-	seenRevision atomic.Int64
-	closed       atomic.Bool
+	closed   atomic.Bool
+
+	// Tokens.
+	validator      *jwt.Validator // of aud, iss, exp and nbf
+	boundValidator *jwt.Validator // of tokens bound to a key: without nbf (claims.registered)
+	cache          tokenCache
+	deny           atomic.Pointer[denyList]
+	keyring        atomic.Pointer[keyring]
+	keysMu         sync.Mutex   // held while the keyring is read from disk and replaced
+	keyDrops       atomic.Int64 // keys that were taken out of use; part of Revision
+	keyLookup      keyLookup
+
+	// Joining.
+	nonces  *nonceMaker
+	joining joining
+
+	// Nodes.
+	registry     registry
+	flushMu      sync.Mutex   // held by flushSeen; taken before registry.mu and database.mu
+	seenRevision atomic.Int64 // counts changes of last-seen times
+
+	consentsMu sync.RWMutex // protects consents
+	consents   map[string]Consent
 }
 
 // Open opens a state directory, or sets one up. It starts no goroutine; Run does.
@@ -89,7 +92,8 @@ func Open(o Options) (store *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, registry: registry{byID: map[string]*node{}, byName: map[nodeName]*node{}}, nonces: newNonceMaker(),
+	s := &Store{now: o.Now, log: cmp.Or(o.Logger, zap.NewNop()), scopelessUntil: o.ScopelessUntil, nonces: newNonceMaker(),
+		registry:  registry{byID: map[string]*node{}, byName: map[nodeName]*node{}},
 		keyLookup: keyLookup{slot: make(chan struct{}, 1)}}
 	if s.now == nil {
 		s.now = time.Now
@@ -126,75 +130,86 @@ func hasState(path string) error {
 }
 
 // load reads the state directory into memory, and sets it up if it is new.
-//
-// A process may end after any step. The tables with the relay's id come first, then the first
-// key, then relay.json: each of these shows that the one before was there (checkSetUp).
 func (s *Store) load(o *Options) error {
-	var made bool
-	var before string
-	var isNew bool
-	err := s.db.setUp(func(tx *sql.Tx, isEmpty bool) (err error) {
-		isNew = isEmpty
-		switch err := s.dir.checkSetUp(StoreEmpty); {
+	done, err := s.setUp(o)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if err := s.saveRecord(ctx); err != nil && done.audience == "" {
+		return err
+	} else if err != nil {
+		s.warnNotRecorded(err)
+	}
+	s.db.savedRevision, s.db.onRevoke = s.db.revision, s.saveRecordAfter
+	s.logSetUp(done)
+	if err := s.loadKeyring(ctx); err != nil {
+		return err
+	}
+	s.warnOfUnrecordedKeys()
+	checks := []jwt.ParserOption{jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer), jwt.WithExpirationRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now)}
+	s.boundValidator = jwt.NewValidator(checks...)
+	s.validator = jwt.NewValidator(append(checks, jwt.WithNotBeforeRequired())...)
+	for _, load := range []func(context.Context) error{s.loadRevocations, s.loadConsents, s.loadMigrating, s.loadNodes} {
+		if err := load(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// setUpResult is what setUp found and made.
+type setUpResult struct {
+	isNew    bool   // the directory had no relay
+	audience string // that relay.json had; "": the file is new, or was missing or damaged
+	madeKey  bool   // the signing key was missing
+}
+
+// setUp makes the tables, the relay's id and the first key, or completes what is missing of them.
+//
+// A process may end after any step. The tables with the relay's id come first, then the first key, then
+// relay.json (load). Each of these shows that the one before was there (checkNotSetUp).
+func (s *Store) setUp(o *Options) (done setUpResult, err error) {
+	err = s.db.setUp(func(tx *sql.Tx, isNew bool) (err error) {
+		done.isNew = isNew
+		switch err := s.dir.checkNotSetUp(StoreEmpty); {
 		case isNew && err != nil && !o.StartOver:
 			return err
 		case isNew && err == nil && o.Existing:
 			return ErrNoState
 		}
-		if kids, err := listKIDs(s.dir); isNew && len(kids) > 0 { // they would be adopted, and tokens that were revoked with them
+		if kids, err := listKIDs(s.dir); isNew && len(kids) > 0 { // recordKeys would adopt them, and with them tokens that were revoked
 			return errors.Join(fmt.Errorf("%s has keys of the database that was lost; move it away", keysDir), err)
 		}
-		if s.relay, before, err = s.setUpInfo(tx, o, isNew); err != nil || isNew {
+		if s.relay, done.audience, err = s.setUpInfo(tx, o, isNew); err != nil || isNew {
 			return err
 		}
-		made, err = recordKeys(s.dir, tx, s.now())
+		done.madeKey, err = recordKeys(s.dir, tx, s.now())
 		return err
 	})
-	if err == nil && isNew {
+	if err == nil && done.isNew { // in another transaction: the tables must be durable before the file of the key exists
 		err = s.db.write(context.Background(), func(tx *sql.Tx) (err error) {
 			_, err = recordKeys(s.dir, tx, s.now())
 			return err
 		}, nil)
 	}
-	if err != nil {
-		return err
-	}
-	if err := s.saveRecord(context.Background()); err != nil && before == "" {
-		return err
-	} else if err != nil {
-		s.warnNotRecorded(err)
-	}
-	s.db.noted, s.db.onRevoke = s.db.revoked, s.saveRecordAfter
+	return done, err
+}
+
+// logSetUp logs what setUp made, and what an operator should know of it.
+func (s *Store) logSetUp(done setUpResult) {
 	switch {
-	case isNew:
+	case done.isNew:
 		s.log.Info("state directory set up", zap.String("dir", s.dir.path), zap.String("audience", s.relay.Audience))
-	case before == "":
+	case done.audience == "":
 		s.log.Warn(relayFile+" was missing or damaged, and was made anew from "+dbFile+"; nothing is lost", zap.String("dir", s.dir.path), zap.String("relay_id", s.relay.RelayID))
-	case before != s.relay.Audience:
+	case done.audience != s.relay.Audience:
 		s.log.Warn("the audience changed: tokens minted for the old one are refused",
-			zap.String("old", before), zap.String("new", s.relay.Audience))
+			zap.String("old", done.audience), zap.String("new", s.relay.Audience))
 	}
-	if made {
+	if done.madeKey {
 		s.log.Warn("the signing key was missing, and a new one was made: tokens that the old one signed are void", zap.String("dir", s.dir.path))
 	}
-	if err := s.loadKeyring(context.Background()); err != nil {
-		return err
-	}
-	s.warnOfUnrecordedKeys()
-	s.validator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
-		jwt.WithExpirationRequired(), jwt.WithNotBeforeRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
-	s.keyValidator = jwt.NewValidator(jwt.WithAudience(s.relay.Audience), jwt.WithIssuer(s.relay.Issuer),
-		jwt.WithExpirationRequired(), jwt.WithLeeway(Leeway), jwt.WithTimeFunc(s.now))
-	if err := s.loadRevocations(context.Background()); err != nil {
-		return err
-	}
-	if err := s.loadConsents(context.Background()); err != nil {
-		return err
-	}
-	if err := s.loadMigrating(context.Background()); err != nil {
-		return err
-	}
-	return s.loadNodes(context.Background())
 }
 
 // Close writes what is still in memory and closes the files. Run must have ended.

@@ -75,7 +75,7 @@ func (s *Store) checkToken(token string) (*Identity, error) {
 	}
 	validator := s.validator
 	if c.Cnf.present {
-		validator = s.keyValidator
+		validator = s.boundValidator
 	}
 	if err := validator.Validate(c.registered()); err != nil {
 		return nil, refusalOf(err)
