@@ -132,8 +132,8 @@ func (s *Store) commitBatch() (more bool) {
 	return more
 }
 
-// commit stores a batch of requests as commitAll does. If there is no place for a new tenant, the
-// requests of the others are stored without it.
+// commit stores a batch of requests and answers their callers. If there is no place for a new tenant
+// (maxChains), each request is stored separately, so that only those of that tenant fail.
 func (s *Store) commit(batch []*appendRequest) {
 	s.beginWrite()
 	defer s.endWrite()
@@ -141,14 +141,8 @@ func (s *Store) commit(batch []*appendRequest) {
 	if err == nil && len(batch) > 0 {
 		err = s.commitAll(batch)
 	}
-	if isDamage(err) { // the table of calls may be damaged, and that of state sound
-		if rest, calls := splitCalls(batch); len(calls) > 0 && len(rest) > 0 {
-			s.dropped(calls)
-			batch, err = rest, s.commitAll(rest)
-			if s.space.callsDamaged = err == nil; err == nil {
-				s.opts.Watch.Report("calls", storage.Problem{Kind: storage.Damaged, Detail: "events about calls cannot be stored, other events can; see: agentctl relay check"})
-			}
-		}
+	if isDamage(err) {
+		batch, err = s.commitWithoutCalls(batch, err)
 	}
 	if errors.Is(err, errTooManyChains) && len(batch) > 1 {
 		for _, r := range batch {
@@ -157,6 +151,22 @@ func (s *Store) commit(batch []*appendRequest) {
 		return
 	}
 	s.answer(batch, err)
+}
+
+// commitWithoutCalls stores a batch after a commit that failed because of damage, without its calls:
+// the table of calls may be damaged, and that of state sound. If that succeeds, calls are dropped from
+// now on. It returns the requests that are not answered yet, and their error.
+func (s *Store) commitWithoutCalls(batch []*appendRequest, damage error) ([]*appendRequest, error) {
+	rest, calls := splitCalls(batch)
+	if len(calls) == 0 || len(rest) == 0 {
+		return batch, damage
+	}
+	s.dropped(calls)
+	err := s.commitAll(rest)
+	if s.space.callsDamaged = err == nil; err == nil {
+		s.opts.Watch.Report("calls", storage.Problem{Kind: storage.Damaged, Detail: "events about calls cannot be stored, other events can; see: agentctl relay check"})
+	}
+	return rest, err
 }
 
 // dropped counts and reports offers that were not stored.
@@ -279,8 +289,8 @@ func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err 
 				s.stats.Calls++
 			}
 		}
-		s.stats.StateBytes += s.w.grown[0]
-		s.stats.CallBytes += s.w.grown[1]
+		s.stats.StateBytes += s.w.grownState
+		s.stats.CallBytes += s.w.grownCalls
 		s.stats.Appended += uint64(len(events))
 		s.stats.Commits++
 		if len(batch) > 1 {

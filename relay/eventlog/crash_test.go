@@ -45,6 +45,7 @@ func appendUntilKilled(path string) error {
 	var out sync.Mutex
 	for a := range childAppenders {
 		go func() {
+			<-s.Started()
 			for i := 0; ; i++ {
 				var events []kernel.Event
 				for part := range childEvents {
@@ -53,9 +54,7 @@ func appendUntilKilled(path string) error {
 				}
 				last, err := s.Append(ctx, events...)
 				if err != nil {
-					time.Sleep(time.Millisecond) // Run may not have begun
-					i--
-					continue
+					return // Run ends with its own error
 				}
 				out.Lock()
 				fmt.Println("kept", last, events[0].Aggregate)

@@ -156,34 +156,44 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// heldCommits is an Options.onCommit that holds each commit: it sends to inside, and goes on when it
+// receives from leave. init makes the channels, in the bubble that uses them.
+type heldCommits struct{ inside, leave chan bool }
+
+func (h *heldCommits) init() { h.inside, h.leave = make(chan bool), make(chan bool) }
+
+func (h *heldCommits) onCommit([]kernel.Event) { h.inside <- true; <-h.leave }
+
 // An appender who goes away before its transaction keeps nothing; one who goes away
 // during it gets an error that says it may have been kept.
 func TestAppendContext(t *testing.T) {
-	var s *Store
-	inside, leave := make(chan bool), make(chan bool)
-	s = open(t, Options{Path: logPath(t), onCommit: func([]kernel.Event) { inside <- true; <-leave }})
-	run(t, s)
-	first, cancelFirst := context.WithCancel(context.Background())
-	second, cancelSecond := context.WithCancel(context.Background())
-	errs := make(chan error)
-	go func() { _, err := s.Append(first, event("call", "t", 1)); errs <- err }()
-	<-inside // the first is durable, the second waits
-	go func() { _, err := s.Append(second, event("call", "t", 2)); errs <- err }()
-	for s.Stats().Queued == 0 {
-		time.Sleep(100 * time.Microsecond)
-	}
-	cancelSecond()
-	if err := <-errs; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nothing was kept") {
-		t.Errorf("withdrawn: %v", err)
-	}
-	cancelFirst()
-	if err := <-errs; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "may have been kept") {
-		t.Errorf("too late: %v", err)
-	}
-	leave <- true
-	if got := all(t, s, Query{}); len(got) != 1 || string(got[0].Payload) != `{"n":1}` {
-		t.Errorf("kept %+v", got)
-	}
+	var held heldCommits
+	withStore(t, Options{onCommit: held.onCommit}, func(t *testing.T, s *Store) {
+		held.init()
+		appendUntil := func(n int) (cancel func(), result chan error) {
+			ctx, cancel := context.WithCancel(context.Background())
+			result = make(chan error, 1)
+			go func() { _, err := s.Append(ctx, event("call", "t", n)); result <- err }()
+			return cancel, result
+		}
+		cancelFirst, first := appendUntil(1)
+		<-held.inside // the first is durable
+		cancelSecond, second := appendUntil(2)
+		synctest.Wait() // the second is queued
+		cancelSecond()
+		if err := <-second; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "nothing was kept") {
+			t.Errorf("canceled while it was queued: got %v, want that nothing was kept", err)
+		}
+		cancelFirst()
+		if err := <-first; !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "may have been kept") {
+			t.Errorf("canceled during the commit: got %v, want that it may have been kept", err)
+		}
+		held.leave <- true
+		synctest.Wait()
+		if got := all(t, s, Query{}); len(got) != 1 || string(got[0].Payload) != `{"n":1}` {
+			t.Errorf("kept %+v, want the first event", got)
+		}
+	})
 }
 
 // Offers are kept within 200 ms, those from before Run too; a full queue refuses them and
@@ -268,33 +278,35 @@ func TestOffersAreGathered(t *testing.T) {
 	})
 }
 
+// A full queue refuses an append at once. What is queued during a commit is committed together.
 func TestQueueFull(t *testing.T) {
-	inside, leave := make(chan bool), make(chan bool)
-	s := start(t, Options{Path: logPath(t), MaxQueued: 6, onCommit: func([]kernel.Event) { inside <- true; <-leave }})
-	errs := make(chan error, 4)
-	try := func() { _, err := s.Append(context.Background(), event("call", "t", 1)); errs <- err }
-	go try()
-	<-inside
-	for range 3 {
+	var held heldCommits
+	const maxQueued = 6 // a tenant may have half of it
+	withStore(t, Options{MaxQueued: maxQueued, onCommit: held.onCommit}, func(t *testing.T, s *Store) {
+		held.init()
+		results := make(chan error, 1+maxQueued/2)
+		try := func() { _, err := s.Append(context.Background(), event("call", "t", 1)); results <- err }
 		go try()
-	}
-	for s.Stats().Queued < 3 {
-		time.Sleep(100 * time.Microsecond)
-	}
-	if try(); !errors.Is(<-errs, kernel.ErrLogFull) {
-		t.Error("a full queue took more")
-	}
-	leave <- true
-	<-inside
-	leave <- true
-	for range 4 {
-		if err := <-errs; err != nil {
-			t.Error(err)
+		<-held.inside
+		for range maxQueued / 2 {
+			go try()
 		}
-	}
-	if st := s.Stats(); st.Commits != 2 || st.SharedCommits != 1 || st.Appended != 4 {
-		t.Errorf("stats %+v, want the three in one group", st)
-	}
+		synctest.Wait()
+		if _, err := s.Append(context.Background(), event("call", "t", 1)); !errors.Is(err, kernel.ErrLogFull) {
+			t.Errorf("a full queue: got %v, want ErrLogFull", err)
+		}
+		held.leave <- true
+		<-held.inside
+		held.leave <- true
+		for range cap(results) {
+			if err := <-results; err != nil {
+				t.Error(err)
+			}
+		}
+		if st := s.Stats(); st.Commits != 2 || st.SharedCommits != 1 || st.Appended != 4 {
+			t.Errorf("%d events in %d commits, %d of them shared; want 4 in 2, one shared", st.Appended, st.Commits, st.SharedCommits)
+		}
+	})
 }
 
 // Run may end and begin again; what was offered meanwhile is refused, followers continue.
@@ -430,9 +442,7 @@ func ExampleStore() {
 	done := make(chan error)
 	log.Offer(kernel.Event{Type: "presence.online", Aggregate: "attic"}) // kept once Run runs
 	go func() { done <- log.Run(ctx) }()
-	for log.Last() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	<-log.Started()
 	if _, err := log.Append(ctx, kernel.Event{Type: "ticket.created", Aggregate: "T-1", Payload: json.RawMessage(`{"title": "pump"}`)}); err != nil {
 		panic(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -76,16 +77,15 @@ func open(t testing.TB, o Options) *Store {
 	return s
 }
 
-// run starts Run; stop ends it and waits.
+// run starts Run and returns when it accepts events; stop ends it and waits.
 func run(t testing.TB, s *Store) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
-	for ready := false; !ready; time.Sleep(100 * time.Microsecond) {
-		s.mu.Lock()
-		ready = s.state == stateRunning
-		s.mu.Unlock()
+	<-s.Started()
+	for !s.isRunning() { // for a moment, if Run has ended before and begins again
+		runtime.Gosched()
 	}
 	stop = sync.OnceFunc(func() {
 		cancel()
@@ -97,6 +97,13 @@ func run(t testing.TB, s *Store) (stop func()) {
 	return stop
 }
 
+func (s *Store) isRunning() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == stateRunning
+}
+
+// start opens a log and runs it until the end of the test.
 func start(t testing.TB, o Options) *Store {
 	t.Helper()
 	s := open(t, o)
@@ -104,6 +111,7 @@ func start(t testing.TB, o Options) *Store {
 	return s
 }
 
+// event returns an event of the tenant default with the payload {"n":n}.
 func event(typ, about string, n int) kernel.Event {
 	return kernel.Event{Tenant: "default", Type: typ, Aggregate: about, Payload: json.RawMessage(fmt.Sprintf(`{"n":%d}`, n))}
 }
@@ -121,6 +129,7 @@ type selector interface {
 	Select(context.Context, Query, func(kernel.Event) error) error
 }
 
+// all returns the events that a query selects.
 func all(t testing.TB, r selector, q Query) (events []kernel.Event) {
 	t.Helper()
 	err := r.Select(context.Background(), q, func(e kernel.Event) error {
@@ -144,6 +153,7 @@ func openRaw(t testing.TB, path string) *sql.DB {
 	return db
 }
 
+// integrity wants SQLite to find no damage in a file.
 func integrity(t testing.TB, path string) {
 	t.Helper()
 	var said string

@@ -91,7 +91,7 @@ func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) 
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	w.newMark = mark
-	said := time.Now()
+	loggedAt := time.Now()
 	p, err := (&Reader{path: path, db: old, format: 1}).newPager(ctx, Query{})
 	if err != nil {
 		return 0, err
@@ -105,8 +105,8 @@ func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) 
 			return 0, err
 		}
 		n += int64(len(page))
-		if time.Since(said) > migrationProgress {
-			said = time.Now()
+		if time.Since(loggedAt) > migrationProgress {
+			loggedAt = time.Now()
 			log.Info("converting the event log", zap.Int64("events", n), zap.Int64("of", total))
 		}
 	}

@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,7 +71,7 @@ func checkChains(t *testing.T, s *Store) {
 // A tenant that floods the log with calls loses its own oldest calls: not its state, and nothing of
 // other tenants. The files stay within the bound at each moment.
 func TestFloodOfCalls(t *testing.T) {
-	withStore(t, Options{MaxBytes: 3 << 19}, func(s *Store) {
+	withStore(t, Options{MaxBytes: 3 << 19}, func(t *testing.T, s *Store) {
 		for i := range 40 {
 			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), stateEvent("flood", fmt.Sprint(i), 500))
 		}
@@ -109,7 +110,7 @@ func TestFloodOfState(t *testing.T) {
 	o := Options{MaxBytes: 2 << 20, Snapshot: func(context.Context) ([]kernel.Event, error) {
 		return []kernel.Event{stateEvent("flood", "open", 100), stateEvent("small", "open", 100)}, nil
 	}}
-	withStore(t, o, func(s *Store) {
+	withStore(t, o, func(t *testing.T, s *Store) {
 		for i := range 40 {
 			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), call("flood", i))
 		}
@@ -129,39 +130,44 @@ func TestFloodOfState(t *testing.T) {
 	})
 }
 
-// Quotas of a tenant and of a class, and the bound of a tenant that is not alone.
+// What the calls of tenant a may use depends on the log, its tenant and its class. Retention begins above
+// the bound and ends below 7/8 of it; 5/8 leaves room for the last step.
 func TestQuotas(t *testing.T) {
-	for name, tt := range map[string]struct {
-		o        Options
-		tenants  []string
-		calls    int   // of the first tenant, of 64 bytes each
-		min, max int64 // bytes of calls of the first tenant
+	const logBytes, tenantBytes, smallBytes = 3 << 19, 1 << 19, 1 << 18
+	const callBytes = 64 // of one call, about
+	tests := []struct {
+		name     string
+		opts     Options // MaxTenantBytes: tenantBytes by default
+		other    string  // another tenant, which has an event
+		calls    int     // of tenant a
+		min, max int64   // bytes of its calls afterwards
 	}{
-		"alone":    {Options{}, []string{"a"}, 128 * 110, 6 << 17, 1 << 20},
-		"not":      {Options{}, []string{"a", "b"}, 128 * 80, 1 << 19 / 8 * 5, 1 << 19},
-		"tenant":   {Options{MaxTenantBytes: 1 << 18}, []string{"a", "b"}, 128 * 40, 1 << 18 / 8 * 5, 1 << 18},
-		"class":    {Options{Calls: Quota{MaxBytes: 1 << 18}}, []string{"a"}, 128 * 40, 1 << 18 / 8 * 5, 1 << 18},
-		"otherage": {Options{State: Quota{MaxAge: time.Minute}}, []string{"a"}, 128 * 110, 6 << 17, 1 << 20},
-	} {
-		t.Run(name, func(t *testing.T) {
-			tt.o.MaxBytes = 3 << 19
-			if tt.o.MaxTenantBytes == 0 {
-				tt.o.MaxTenantBytes = 1 << 19
-			}
-			withStore(t, tt.o, func(s *Store) {
-				for _, tenant := range tt.tenants[1:] {
-					mustAppend(t, s, stateEvent(tenant, "x", 10))
+		{"a tenant that is alone", Options{}, "", 128 * 110, 6 << 17, 1 << 20},
+		{"a tenant that is not alone", Options{}, "b", 128 * 80, tenantBytes / 8 * 5, tenantBytes},
+		{"a bound for tenants", Options{MaxTenantBytes: smallBytes}, "b", 128 * 40, smallBytes / 8 * 5, smallBytes},
+		{"a bound for calls", Options{Calls: Quota{MaxBytes: smallBytes}}, "", 128 * 40, smallBytes / 8 * 5, smallBytes},
+		{"an age of state", Options{State: Quota{MaxAge: time.Minute}}, "", 128 * 110, 6 << 17, 1 << 20},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.opts.MaxBytes, tt.opts.MaxTenantBytes = logBytes, cmp.Or(tt.opts.MaxTenantBytes, tenantBytes)
+			withStore(t, tt.opts, func(t *testing.T, s *Store) {
+				others := int64(0)
+				if tt.other != "" {
+					others = 1
+					mustAppend(t, s, stateEvent(tt.other, "x", 10))
 				}
-				appendAll(t, s, tt.calls, func(i int) kernel.Event { return call(tt.tenants[0], i) })
+				appendAll(t, s, tt.calls, func(i int) kernel.Event { return call("a", i) })
 				time.Sleep(3 * time.Minute)
-				if st := s.Stats(); st.CallBytes < tt.min || st.CallBytes > tt.max {
-					t.Errorf("%d bytes, want %d to %d", st.CallBytes, tt.min, tt.max)
+				st := s.Stats()
+				if st.CallBytes < tt.min || st.CallBytes > tt.max {
+					t.Errorf("the calls use %d bytes, want %d to %d", st.CallBytes, tt.min, tt.max)
 				}
-				if st := s.Stats(); (st.Removed > 0) != (int64(tt.calls)*64 > tt.max) {
-					t.Errorf("%d of %d calls were removed", st.Removed, tt.calls)
+				if want := int64(tt.calls)*callBytes > tt.max; (st.Removed > 0) != want {
+					t.Errorf("%d of %d calls were removed, want some: %v", st.Removed, tt.calls, want)
 				}
-				if st := s.Stats(); name == "not" && st.Events-st.Calls != 1 {
-					t.Errorf("stats %+v", st)
+				if st.Events-st.Calls != others {
+					t.Errorf("%d events of state are left, want %d", st.Events-st.Calls, others)
 				}
 			})
 		})
@@ -170,7 +176,7 @@ func TestQuotas(t *testing.T) {
 
 // Ages of the classes differ; a chain that is empty goes on with its hashes.
 func TestClassAge(t *testing.T) {
-	withStore(t, Options{MaxAge: 30 * 24 * time.Hour, Calls: Quota{MaxAge: time.Hour}}, func(s *Store) {
+	withStore(t, Options{MaxAge: 30 * 24 * time.Hour, Calls: Quota{MaxAge: time.Hour}}, func(t *testing.T, s *Store) {
 		mustAppend(t, s, call("a", 1), stateEvent("a", "x", 10))
 		time.Sleep(2 * time.Hour)
 		if st := s.Stats(); st.Calls != 0 || st.Events != 1 {
@@ -185,55 +191,68 @@ func TestClassAge(t *testing.T) {
 	})
 }
 
-// While another program keeps a snapshot, the write-ahead log cannot be emptied. It is said, and
-// calls are dropped; state is stored.
+// While another program keeps a snapshot, the write-ahead log cannot be emptied. Stats shows it, and calls
+// are dropped; events of state are stored. Afterwards the log is as before.
 func TestPinned(t *testing.T) {
-	s := start(t, Options{Path: logPath(t), MaxBytes: 4 << 20})
-	mustAppend(t, s, stateEvent("a", "first", 10))
-	db := openRaw(t, s.path)
+	withStore(t, Options{MaxBytes: 4 << 20}, func(t *testing.T, s *Store) {
+		mustAppend(t, s, stateEvent("a", "first", 10))
+		closeSnapshot := takeSnapshot(t, s.path)
+		for i := 0; s.Stats().Pinned.IsZero(); i++ {
+			if mustAppend(t, s, stateEvent("a", fmt.Sprint(i), 1000)); i > 4096 {
+				t.Fatalf("4 MiB were appended, and the log is not pinned: %+v", s.Stats())
+			}
+			time.Sleep(10 * time.Millisecond) // it tries to empty the write-ahead log each pinnedRetry
+		}
+
+		const calls = 2000
+		grown := fileBytes(s.path)
+		for i := range calls {
+			s.Offer(call("a", i))
+			if i%200 == 0 {
+				mustAppend(t, s, stateEvent("a", "while pinned", 10))
+			}
+		}
+		last := mustAppend(t, s, stateEvent("a", "last", 10))
+		time.Sleep(time.Second)
+		if st := s.Stats(); st.Dropped != calls || st.Calls != 0 {
+			t.Errorf("%d calls were dropped and %d stored, want all %d dropped", st.Dropped, st.Calls, calls)
+		}
+		if n := fileBytes(s.path); n > grown+200_000 {
+			t.Errorf("the files grew from %d to %d bytes, want less than 200,000 more", grown, n)
+		}
+
+		closeSnapshot()
+		time.Sleep(time.Second)
+		if st := s.Stats(); !st.Pinned.IsZero() || st.Bytes > s.opts.MaxBytes {
+			t.Errorf("without the snapshot the stats are %+v, want at most %d bytes and not pinned", st, s.opts.MaxBytes)
+		}
+		s.Offer(call("a", 1))
+		time.Sleep(time.Second)
+		if st := s.Stats(); st.Calls != 1 {
+			t.Errorf("%d calls were stored afterwards, want 1", st.Calls)
+		}
+		if got := all(t, s, Query{After: last - 1, To: last}); len(got) != 1 || got[0].Aggregate != "last" {
+			t.Errorf("event %d is %+v, want the one that was appended while the log was pinned", last, got)
+		}
+	})
+}
+
+// takeSnapshot begins a read transaction of another program.
+func takeSnapshot(t *testing.T, path string) (end func()) {
+	t.Helper()
+	db := openRaw(t, path)
 	db.SetMaxOpenConns(1)
 	tx, err := db.Begin()
+	if err == nil {
+		err = tx.QueryRow("SELECT count(*) FROM events").Scan(new(int))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tx.QueryRow("SELECT count(*) FROM events").Scan(new(int)); err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; s.Stats().Pinned.IsZero(); i++ {
-		if mustAppend(t, s, stateEvent("a", fmt.Sprint(i), 1000)); i > 4096 {
-			t.Fatalf("stats %+v", s.Stats())
+	return func() {
+		if err := errors.Join(tx.Rollback(), db.Close()); err != nil {
+			t.Error(err)
 		}
-	}
-	grown := fileBytes(s.path)
-	for i := range 2000 {
-		s.Offer(call("a", i))
-		if i%200 == 0 {
-			mustAppend(t, s, stateEvent("a", "still", 10))
-		}
-	}
-	seq := mustAppend(t, s, stateEvent("a", "last", 10))
-	for st := s.Stats(); st.Dropped < 2000; st = s.Stats() {
-		time.Sleep(time.Millisecond)
-	}
-	if n := fileBytes(s.path); n > grown+200_000 {
-		t.Errorf("the files grew from %d to %d", grown, n)
-	}
-	tx.Rollback()
-	for i := 0; !s.Stats().Pinned.IsZero(); i++ {
-		mustAppend(t, s, stateEvent("a", "again", 10))
-		time.Sleep(time.Millisecond)
-	}
-	if n := fileBytes(s.path); n > s.opts.MaxBytes {
-		t.Errorf("the files have %d bytes", n)
-	}
-	if !s.Offer(call("a", 1)) {
-		t.Error("an offer was refused")
-	}
-	for s.Stats().Calls == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	if got := all(t, s, Query{After: seq - 1, To: seq}); len(got) != 1 || got[0].Aggregate != "last" {
-		t.Errorf("%+v", got)
 	}
 }
 
@@ -280,7 +299,7 @@ func TestManyTenants(t *testing.T) {
 	if slow() {
 		o.maxChains = maxChains
 	}
-	withStore(t, o, func(s *Store) {
+	withStore(t, o, func(t *testing.T, s *Store) {
 		for i := 0; i < o.maxChains; i += MaxAppend {
 			var group []kernel.Event
 			for j := range MaxAppend {
@@ -318,7 +337,7 @@ func TestManyTenants(t *testing.T) {
 
 // More different texts than a chain keeps in memory begin a new epoch, and go with its rows.
 func TestWords(t *testing.T) {
-	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
+	withStore(t, Options{MaxAge: time.Hour}, func(t *testing.T, s *Store) {
 		n := 0
 		add := func(count int) {
 			t.Helper()
@@ -388,69 +407,57 @@ func TestQueueShares(t *testing.T) {
 	}
 }
 
-// A write that does not end: callers get an error, with their context or after a while; offers wait. Afterwards
-// the log goes on.
+// While a write does not end, callers of Append get an error: with their context, or after stallTimeout.
+// Offers wait. Afterwards the log goes on.
 func TestStalled(t *testing.T) {
-	path := logPath(t)
-	synctest.Test(t, func(t *testing.T) {
-		hang := make(chan struct{})
-		s, err := Open(Options{Path: path, onCommit: func(events []kernel.Event) {
-			if events[0].Aggregate == "hang" {
-				<-hang
-			}
-		}})
-		if err != nil {
-			t.Fatal(err)
+	var hang chan struct{} // made in the bubble of withStore
+	o := Options{onCommit: func(events []kernel.Event) {
+		if events[0].Aggregate == "hang" {
+			<-hang
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- s.Run(ctx) }()
-		synctest.Wait()
-		type result struct {
-			name string
-			err  error
+	}}
+	withStore(t, o, func(t *testing.T, s *Store) {
+		hang = make(chan struct{})
+		appendWithin := func(timeout time.Duration, about string) <-chan error {
+			result := make(chan error, 1)
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), timeout)
+				defer cancel()
+				_, err := s.Append(ctx, event("ticket.created", about, 1))
+				result <- err
+			}()
+			synctest.Wait()
+			return result
 		}
-		results := make(chan result, 3)
-		try := func(name, about string, timeout time.Duration) {
-			ctx, cancel := context.WithTimeout(t.Context(), timeout)
-			defer cancel()
-			_, err := s.Append(ctx, event("ticket.created", about, 1))
-			results <- result{name, err}
+		written := appendWithin(5*time.Second, "hang")
+		queued := appendWithin(5*time.Second, "x")
+		waiting := appendWithin(time.Hour, "x")
+		if err := <-written; !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "may have been kept") {
+			t.Errorf("the caller whose event is written got %v, want that it may have been kept", err)
 		}
-		go try("writing", "hang", 5*time.Second)
-		synctest.Wait()
-		go try("deadline", "x", 5*time.Second)
-		go try("patient", "x", time.Hour)
-		for range 2 {
-			r := <-results
-			if want := map[string]string{"writing": "may have been kept", "deadline": "nothing was kept"}[r.name]; !errors.Is(r.err, context.DeadlineExceeded) || !strings.Contains(r.err.Error(), want) {
-				t.Errorf("%s: %v", r.name, r.err)
-			}
+		if err := <-queued; !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nothing was kept") {
+			t.Errorf("the caller behind it got %v, want that nothing was kept", err)
 		}
-		if r := <-results; r.name != "patient" || !errors.Is(r.err, ErrStalled) {
-			t.Errorf("%s: %v", r.name, r.err)
+		if err := <-waiting; !errors.Is(err, ErrStalled) {
+			t.Errorf("the caller without a deadline got %v, want ErrStalled", err)
 		}
+
 		began := time.Now()
-		if _, err := s.Append(t.Context(), event("ticket.created", "x", 1)); !errors.Is(err, ErrStalled) || time.Since(began) > 0 {
-			t.Errorf("while it hangs: %v", err)
+		if err := <-appendWithin(time.Hour, "x"); !errors.Is(err, ErrStalled) || time.Since(began) > 0 {
+			t.Errorf("a new caller got %v after %v, want ErrStalled at once", err, time.Since(began))
 		}
 		if !s.Offer(call("a", 1)) {
 			t.Error("an offer was refused")
 		}
-		_ = s.Stats()
+
 		close(hang)
 		synctest.Wait()
-		if _, err := s.Append(t.Context(), event("ticket.created", "x", 1)); err != nil {
-			t.Error(err)
+		if err := <-appendWithin(time.Hour, "x"); err != nil {
+			t.Errorf("after the write: %v", err)
 		}
 		time.Sleep(time.Second)
 		if st := s.Stats(); st.Calls != 1 || st.Events != 3 {
-			t.Errorf("stats %+v", st)
-		}
-		cancel()
-		<-done
-		if err := s.Close(); err != nil {
-			t.Error(err)
+			t.Errorf("%d calls of %d events were kept, want the offer, the first event and the last one", st.Calls, st.Events)
 		}
 	})
 }
@@ -506,7 +513,7 @@ func TestReserve(t *testing.T) {
 		asked.Add(1)
 		return nil, errors.New("the tickets are busy")
 	}}
-	withStore(t, o, func(s *Store) {
+	withStore(t, o, func(t *testing.T, s *Store) {
 		var err error
 		for i := 0; err == nil; i++ {
 			if i == 100_000 {

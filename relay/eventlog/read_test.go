@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"agentctl/relay/kernel"
@@ -141,10 +141,15 @@ func TestFollow(t *testing.T) {
 			}
 		})
 	}
-	for f := range 6 {
+	await := func(seq uint64) { // until the log has reached it
+		if err := s.Follow(ctx, Query{After: seq - 1, To: seq}, func(kernel.Event) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	for f := range 6 { // those from 3 on come later, those with an odd number want one writer, and 0 is slow
 		wg.Go(func() {
-			for f > 2 && s.Last() < end-uint64(rand.IntN(writers*each*groups)) {
-				time.Sleep(100 * time.Microsecond)
+			if f > 2 {
+				await(end - uint64(rand.IntN(writers*each*groups)))
 			}
 			q := Query{To: end, Aggregates: [][]string{nil, {"1"}}[f%2]}
 			got := 0
@@ -156,8 +161,8 @@ func TestFollow(t *testing.T) {
 					t.Errorf("%d: event %d after %d", f, e.Seq, q.After)
 				}
 				q.After = e.Seq
-				if f == 0 && got%400 == 0 {
-					time.Sleep(20 * time.Millisecond)
+				if f == 0 && got%400 == 0 { // falls behind the ring, and returns to the disk
+					await(min(q.After+2*followBuffer, end))
 				}
 				return nil
 			})
@@ -175,26 +180,24 @@ func TestFollow(t *testing.T) {
 
 // A follower may name a number that is still to come.
 func TestFollowFutureSeq(t *testing.T) {
-	s := start(t, Options{Path: logPath(t)})
-	last := mustAppend(t, s, event("call", "t", 0))
-	ctx, cancel := context.WithCancel(context.Background())
-	got := make(chan uint64, 1)
-	done := make(chan error)
-	go func() {
-		done <- s.Follow(ctx, Query{After: last + 1}, func(e kernel.Event) error { got <- e.Seq; return nil })
-	}()
-	for s.topic.Len() == 0 {
-		time.Sleep(100 * time.Microsecond)
-	}
-	mustAppend(t, s, event("call", "t", 1))
-	mustAppend(t, s, event("call", "t", 2))
-	if seq := <-got; seq != last+2 {
-		t.Errorf("first is %d, want %d", seq, last+2)
-	}
-	cancel()
-	if err := <-done; err != context.Canceled {
-		t.Error(err)
-	}
+	withStore(t, Options{}, func(t *testing.T, s *Store) {
+		last := mustAppend(t, s, event("call", "t", 0))
+		ctx, cancel := context.WithCancel(context.Background())
+		got, done := make(chan uint64, 2), make(chan error)
+		go func() {
+			done <- s.Follow(ctx, Query{After: last + 1}, func(e kernel.Event) error { got <- e.Seq; return nil })
+		}()
+		synctest.Wait() // it follows
+		mustAppend(t, s, event("call", "t", 1))
+		mustAppend(t, s, event("call", "t", 2))
+		if seq := <-got; seq != last+2 {
+			t.Errorf("the first event is %d, want %d", seq, last+2)
+		}
+		cancel()
+		if err := <-done; err != context.Canceled {
+			t.Error(err)
+		}
+	})
 }
 
 func TestSubscribe(t *testing.T) {
@@ -215,59 +218,38 @@ func TestSubscribe(t *testing.T) {
 	}
 }
 
-// A separate reader reads while a relay writes, when none runs, and after a crash; it
-// writes nothing into the log.
+// checkReader opens a log with OpenReader and wants to find two events, of which the second has a seq, and
+// that the reader cannot write.
+func checkReader(t *testing.T, when, path string, last uint64) {
+	t.Helper()
+	r, err := OpenReader(path)
+	if err != nil {
+		t.Fatalf("%s: %v", when, err)
+	}
+	defer r.Close()
+	if got := all(t, r, Query{}); len(got) != 2 || got[1].Seq != last {
+		t.Errorf("%s: got %+v, want two events up to %d", when, got, last)
+	}
+	if _, got, err := r.Bounds(context.Background()); got != last || err != nil {
+		t.Errorf("%s: the last event is %d, %v; want %d", when, got, err, last)
+	}
+	if _, err := r.db.Exec("UPDATE chains SET mark = mark"); err == nil {
+		t.Errorf("%s: the reader wrote", when)
+	}
+}
+
+// A separate reader reads while a relay writes, and when none runs. It changes nothing.
 func TestReader(t *testing.T) {
 	path := logPath(t)
 	if _, err := OpenReader(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "a relay makes it") {
-		t.Errorf("no log: %v", err)
+		t.Errorf("no log: got %v, want that a relay makes it", err)
 	}
 	s := open(t, Options{Path: path})
 	stop := run(t, s)
-	want := mustAppend(t, s, event("call", "t", 1), event("call", "t", 2))
-	checkAt := func(when, path string) {
-		t.Helper()
-		r, err := OpenReader(path)
-		if err != nil {
-			t.Fatalf("%s: %v", when, err)
-		}
-		defer r.Close()
-		if got := all(t, r, Query{}); len(got) != 2 || got[1].Seq != want {
-			t.Errorf("%s: %+v", when, got)
-		}
-		if _, last, err := r.Bounds(context.Background()); last != want || err != nil {
-			t.Errorf("%s: last %d, %v", when, last, err)
-		}
-		if _, err := r.db.Exec("UPDATE chains SET mark = mark"); err == nil {
-			t.Errorf("%s: a reader wrote", when)
-		}
-	}
-	check := func(when string) { t.Helper(); checkAt(when, path) }
-	check("while a relay writes")
+	last := mustAppend(t, s, event("call", "t", 1), event("call", "t", 2))
+	checkReader(t, "while a relay writes", path, last)
 	stop()
-	check("while a relay is idle")
-
-	crashed := logPath(t) // all in the write-ahead log, and no relay to move it
-	if err := os.Mkdir(filepath.Dir(crashed), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"", "-wal"} {
-		b, err := os.ReadFile(path + name)
-		if err == nil {
-			err = os.WriteFile(crashed+name, b, 0o600)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	checkAt("after a crash", crashed)
-	checkAt("after a crash, again", crashed)
-	if s2, err := Open(Options{Path: crashed}); err != nil || !s2.Stats().Recovered || s2.Last() != want {
-		t.Errorf("after a crash and a reader: %v", err)
-	} else if err := s2.Close(); err != nil {
-		t.Error(err)
-	}
-
+	checkReader(t, "while a relay is idle", path, last)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -275,15 +257,25 @@ func TestReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check("without a relay")
+	checkReader(t, "without a relay", path, last)
 	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-		t.Errorf("the file changed (%v)", err)
+		t.Errorf("the reader has changed the file, %v", err)
 	}
-	if s, err = Open(Options{Path: path}); err != nil {
-		t.Fatal(err)
+	if again := open(t, Options{Path: path}); again.Stats().Recovered {
+		t.Error("a reader left the closed log like one that was not closed")
 	}
-	if s.Stats().Recovered {
-		t.Error("a reader left a closed log as after a crash")
+}
+
+// After a crash all events may be in the write-ahead log. A reader finds them there, and leaves it to the next
+// relay to move them into the database.
+func TestReaderAfterCrash(t *testing.T) {
+	path, crashed := logPath(t), logPath(t)
+	s := start(t, Options{Path: path})
+	last := mustAppend(t, s, event("call", "t", 1), event("call", "t", 2))
+	copyLog(t, path, crashed)
+	checkReader(t, "after a crash", crashed, last)
+	checkReader(t, "after a crash, again", crashed, last)
+	if again := open(t, Options{Path: crashed}); !again.Stats().Recovered || again.Last() != last {
+		t.Errorf("the next relay: recovered %v, last event %d; want true, %d", again.Stats().Recovered, again.Last(), last)
 	}
-	s.Close()
 }

@@ -15,8 +15,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Each class has its retention, both on the goroutine of Run. Calls are removed as they are. Events
-// of state are removed in rounds of three phases:
+// Retention removes old rows. It runs on the goroutine of Run, separately for each class. Calls are
+// removed as they are. Events of state are removed in rounds of three phases:
 //
 //	idle          checked each minute and when the log is nearly full: is there a victim?
 //	              Then limitSeq = the last seq now; nothing above it is removed in this round.
@@ -30,25 +30,25 @@ import (
 //
 // A failure in any phase ends the round; the next check begins a new one.
 //
-// The victim is, in this order (victim):
+// The victim is the first of these that there is (Store.victim):
 //
 //  1. every chain whose oldest rows are older than the MaxAge of its class
 //  2. a chain larger than the MaxBytes of its class
 //  3. of a tenant larger than MaxTenantBytes that is not the only one: its calls or its state
-//     (pays)
-//  4. if the log is nearly full: the largest chain of calls, or of state (pays)
+//     (losingClass)
+//  4. if the log is nearly full: the largest chain of calls, or of state (losingClass)
 //
-// So a tenant that floods the log loses its own oldest rows, and calls never replace state. Removing
-// begins at a bound and ends at 7/8 of it, so that it is rare.
+// A tenant that floods the log therefore loses its own oldest rows, and calls never replace state.
+// Removing begins at a bound and ends at 7/8 of it, so that it is rare.
 const (
 	firstRetention    = 5 * time.Second // after Run began
 	retentionInterval = time.Minute
 	snapshotTimeout   = 30 * time.Second
 	maxSnapshotTries  = 8
 	maxSnapshotEvents = 100_000
-	maxChanged        = 65_536
-	minStepRows       = 32 // rows of a step
-	maxStepRows       = 2048
+	maxChanged        = 65_536               // aggregates of retention.changed; with more of them the round fails
+	minStepRows       = 32                   // rows that a step removes at least
+	maxStepRows       = 2048                 // and at most
 	maxStepTime       = 4 * time.Millisecond // a step that took longer halves the next one
 	pauseFactor       = 4                    // the pause after a step is this many times as long as the step
 	ageSlackDivisor   = 16                   // retention by age begins MaxAge/16 late, so that snapshots are rare
@@ -60,25 +60,27 @@ type aggregateKey struct{ tenant, aggregate string }
 // keyOf returns the aggregate of an event.
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
-// retention is the state of both classes. It belongs to the goroutine of Run; the snapshot's
-// goroutine uses results alone.
+// retention is the state of both classes. It belongs to the goroutine of Run. The goroutine that takes
+// a snapshot sends to results, and uses nothing else.
 type retention struct {
-	calls        removal
-	state        removal
-	snapshotting bool
-	tenant       *string // whose state is removed in this round; nil: everyone's, by age
-	tries        int
-	changed      map[aggregateKey]bool // committed since the snapshot was asked for; nil: none runs, or too many
+	calls   removal
+	state   removal       // active in the phase removing
+	results chan snapshot // capacity 1
+
+	// Of a round of state.
+	snapshotting bool                  // it is in that phase
+	tenant       *string               // whose state is removed; nil: that of every tenant, by age
+	tries        int                   // snapshots that were requested
+	changed      map[aggregateKey]bool // committed since the last request; nil: none is under way, or too many changed
 	wanted       map[aggregateKey]bool // aggregates still without a snapshot; nil: all
-	results      chan snapshot         // holds one
 }
 
 // removal is the removal of rows of one class.
 type removal struct {
 	active   bool
 	limitSeq uint64 // rows above it stay in this round
-	stepRows int    // of the next step
-	removed  int64
+	stepRows int    // rows of the next step
+	removed  int64  // rows, in this round
 }
 
 // snapshot is the result of Options.Snapshot.
@@ -160,21 +162,23 @@ const (
 	failedRoundDelay = 30 * time.Second
 )
 
-// removing reports whether rows are being removed. A write-ahead log that cannot be emptied would
-// grow by it.
+// removing reports whether rows are to be removed now. It reports false while the write-ahead log
+// cannot be emptied, which would grow with each deletion.
 func (s *Store) removing() bool {
 	return (s.retention.calls.active || s.retention.state.active) && s.space.pinned.IsZero()
 }
 
-// victim is what loses its oldest rows: one chain, or with nil all rows created before cutoff.
+// victim is what loses its oldest rows: those of one chain, or those of every chain of the class that
+// were created before cutoff.
 type victim struct {
-	chain  *chain
-	cutoff int64
+	chain  *chain // nil: every chain
+	cutoff int64  // Unix ms; math.MaxInt64 for one chain, whose rows go whatever their age
 }
 
-// victim returns the victim of a class, nil for none; with a tenant it is a chain of that one. While
-// rows are being removed, the bounds are lower than those at which that begins.
-func (s *Store) victim(class Class, tenant *string, active bool) (*victim, error) {
+// victim returns the victim of a class, nil for none. With a tenant it is a chain of that tenant.
+// isRemoving says that rows are being removed already: the bounds at which that ends are lower than
+// those at which it begins.
+func (s *Store) victim(class Class, tenant *string, isRemoving bool) (*victim, error) {
 	if s.w.chains == nil {
 		if err := s.w.load(context.Background()); err != nil {
 			return nil, err
@@ -185,89 +189,104 @@ func (s *Store) victim(class Class, tenant *string, active bool) (*victim, error
 		quota = s.opts.Calls
 	}
 	if tenant == nil {
-		if v, err := s.tooOld(class, cmp.Or(quota.MaxAge, s.opts.MaxAge), active); v != nil || err != nil {
+		if v, err := s.tooOld(class, cmp.Or(quota.MaxAge, s.opts.MaxAge), isRemoving); v != nil || err != nil {
 			return v, err
 		}
 	}
-	isWanted := func(c *chain) bool { return c.class == class && !c.isEmpty() && (tenant == nil || c.tenant == *tenant) }
 	exceeds := func(bytes, bound int64) bool {
-		if active {
+		if isRemoving {
 			bound = bound / 8 * 7
 		}
 		return bytes > bound
 	}
-	var largest *chain // of the class
-	var stateBytes, callBytes int64
-	tenants := 0
+	u := s.usage(class)
 	for _, c := range s.w.chains {
-		if c.isEmpty() {
-			continue
-		}
-		if c.tenant != "" { // the relay itself is no tenant
-			tenants++ // twice if it has both classes
-		}
-		if c.class == ClassCalls {
-			callBytes += c.bytes
-		} else {
-			stateBytes += c.bytes
-		}
-		if c.class == class && (largest == nil || c.bytes > largest.bytes) {
-			largest = c
-		}
-	}
-	if largest == nil {
-		return nil, nil
-	}
-	// The largest chain may be of a tenant within its bound, and a smaller one of one beyond.
-	for _, c := range s.w.chains {
-		if !isWanted(c) {
+		if c.class != class || c.isEmpty() || tenant != nil && c.tenant != *tenant {
 			continue
 		}
 		if quota.MaxBytes > 0 && exceeds(c.bytes, quota.MaxBytes) {
 			return &victim{c, math.MaxInt64}, nil
 		}
-		other := s.w.chains[chainKey{c.tenant, ClassState}]
-		if class == ClassState {
-			other = s.w.chains[chainKey{c.tenant, ClassCalls}]
-		}
-		sum, isAlone := c.bytes, tenants == 1
-		if other != nil && !other.isEmpty() {
-			sum, isAlone = sum+other.bytes, tenants == 2
-		}
-		if !isAlone && exceeds(sum, s.opts.MaxTenantBytes) && pays(class, c.bytes, sum-c.bytes, s.opts.MaxTenantBytes) {
+		state, calls := s.tenantBytes(c.tenant)
+		if !u.isAlone(c.tenant) && exceeds(state+calls, s.opts.MaxTenantBytes) && losingClass(state, calls, s.opts.MaxTenantBytes) == class {
 			return &victim{c, math.MaxInt64}, nil
 		}
 	}
-	bound, own, others := s.space.maxPages/8*highLevelEighths, stateBytes, callBytes
-	if active {
-		bound = s.space.maxPages / 8 * lowLevelEighths
+	level := int64(highLevelEighths)
+	if isRemoving {
+		level = lowLevelEighths
 	}
-	if class == ClassCalls {
-		own, others = callBytes, stateBytes
+	isFull := s.space.usedPages > s.space.maxPages/8*level
+	if u.largest == nil || !isFull || losingClass(u.stateBytes, u.callBytes, s.space.maxPages*pageSize) != class {
+		return nil, nil
 	}
-	if s.space.usedPages > bound && pays(class, own, others, s.space.maxPages*pageSize) {
-		if !isWanted(largest) { // the next round is for its tenant
-			s.requestRound()
-			return nil, nil
+	if tenant != nil && u.largest.tenant != *tenant {
+		s.requestRound() // for the tenant of the largest chain
+		return nil, nil
+	}
+	return &victim{u.largest, math.MaxInt64}, nil
+}
+
+// usage is who uses the space of the log.
+type usage struct {
+	stateBytes, callBytes int64  // of all tenants
+	largest               *chain // of the class that was asked for; nil: it has no rows
+	tenant                string // the first tenant with rows; "": none has any
+	hasOthers             bool   // another tenant has rows as well
+}
+
+// isAlone reports whether no other tenant has rows. The relay itself, "", is no tenant.
+func (u *usage) isAlone(tenant string) bool {
+	return !u.hasOthers && (u.tenant == "" || u.tenant == tenant)
+}
+
+// usage adds up the chains.
+func (s *Store) usage(class Class) (u usage) {
+	for _, c := range s.w.chains {
+		switch {
+		case c.isEmpty():
+			continue
+		case u.tenant == "":
+			u.tenant = c.tenant
+		case c.tenant != "" && c.tenant != u.tenant:
+			u.hasOthers = true
 		}
-		return &victim{largest, math.MaxInt64}, nil
+		if c.class == ClassCalls {
+			u.callBytes += c.bytes
+		} else {
+			u.stateBytes += c.bytes
+		}
+		if c.class == class && (u.largest == nil || c.bytes > u.largest.bytes) {
+			u.largest = c
+		}
 	}
-	return nil, nil
+	return u
 }
 
-// pays reports whether a class loses rows when both together exceed a bound: calls if they have more
-// than 3/8 of it or more than state, else state. So state keeps half of it, however many calls there
-// are, and calls keep 3/8.
-func pays(class Class, own, others, bound int64) bool {
-	calls, state := own, others
-	if class == ClassState {
-		calls, state = others, own
+// tenantBytes returns what the rows of a tenant use.
+func (s *Store) tenantBytes(tenant string) (state, calls int64) {
+	if c := s.w.chains[chainKey{tenant, ClassState}]; c != nil && !c.isEmpty() {
+		state = c.bytes
 	}
-	return (calls > bound/8*3 || calls >= state) == (class == ClassCalls)
+	if c := s.w.chains[chainKey{tenant, ClassCalls}]; c != nil && !c.isEmpty() {
+		calls = c.bytes
+	}
+	return state, calls
 }
 
-// tooOld returns the victim by age. Rows are looked at in the order of seq.
-func (s *Store) tooOld(class Class, maxAge time.Duration, active bool) (*victim, error) {
+// losingClass returns the class that loses rows when both together exceed a bound: calls if they have
+// more than 3/8 of it or more than state, else state. So state keeps half of it, however many calls
+// there are, and calls keep 3/8.
+func losingClass(state, calls, bound int64) Class {
+	if calls > bound/8*3 || calls >= state {
+		return ClassCalls
+	}
+	return ClassState
+}
+
+// tooOld returns the victim by age. Only the oldest row by seq is looked at: rows are removed in that
+// order.
+func (s *Store) tooOld(class Class, maxAge time.Duration, isRemoving bool) (*victim, error) {
 	if maxAge < 0 {
 		return nil, nil
 	}
@@ -279,7 +298,7 @@ func (s *Store) tooOld(class Class, maxAge time.Duration, active bool) (*victim,
 		return nil, err
 	}
 	now, limit := s.ageNow(), maxAge
-	if !active {
+	if !isRemoving {
 		limit += maxAge / ageSlackDivisor
 	}
 	if oldest >= now.Add(-limit).UnixMilli() {

@@ -1,6 +1,7 @@
 package eventlog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,11 +16,12 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// withStore runs a Store in a bubble, whose clock retention follows.
-func withStore(t *testing.T, o Options, fn func(*Store)) {
-	path := logPath(t)
+// withStore opens and runs a log in a bubble of virtual time, and checks the file afterwards. The log is a
+// new one unless Options.Path names one.
+func withStore(t *testing.T, o Options, fn func(*testing.T, *Store)) {
+	t.Helper()
+	o.Path = cmp.Or(o.Path, logPath(t))
 	synctest.Test(t, func(t *testing.T) {
-		o.Path = path
 		s, err := Open(o)
 		if err != nil {
 			t.Fatal(err)
@@ -28,7 +30,7 @@ func withStore(t *testing.T, o Options, fn func(*Store)) {
 		done := make(chan error)
 		go func() { done <- s.Run(ctx) }()
 		synctest.Wait()
-		fn(s)
+		fn(t, s)
 		cancel()
 		if err := <-done; err != context.Canceled {
 			t.Error(err)
@@ -37,7 +39,7 @@ func withStore(t *testing.T, o Options, fn func(*Store)) {
 			t.Error(err)
 		}
 	})
-	integrity(t, path)
+	integrity(t, o.Path)
 }
 
 func TestRetainAge(t *testing.T) {
@@ -45,7 +47,7 @@ func TestRetainAge(t *testing.T) {
 	o := Options{MaxAge: 16 * time.Hour, Snapshot: func(context.Context) ([]kernel.Event, error) {
 		return []kernel.Event{event("snapshot.ticket", "open", int(asked.Add(1)))}, nil
 	}}
-	withStore(t, o, func(s *Store) {
+	withStore(t, o, func(t *testing.T, s *Store) {
 		first := mustAppend(t, s, event("ticket.created", "open", 0))
 		for range 19 * 20 { // an event each three minutes
 			time.Sleep(3 * time.Minute)
@@ -102,7 +104,7 @@ func TestRetainWithWrongClock(t *testing.T) {
 
 // Everything may go; the numbers go on above.
 func TestRetainAll(t *testing.T) {
-	withStore(t, Options{MaxAge: time.Hour}, func(s *Store) {
+	withStore(t, Options{MaxAge: time.Hour}, func(t *testing.T, s *Store) {
 		last := mustAppend(t, s, event("call", "t", 0), event("call", "t", 1))
 		time.Sleep(2 * time.Hour)
 		if st := s.Stats(); st.Events != 0 || st.First != 0 || st.Last != last || st.Mark != last+1 {
@@ -119,7 +121,7 @@ func TestRetainAll(t *testing.T) {
 
 func TestRetainSize(t *testing.T) {
 	big := json.RawMessage(`{"x":"` + strings.Repeat("x", 4000) + `"}`)
-	withStore(t, Options{MaxBytes: 1 << 20, MaxAge: -1}, func(s *Store) {
+	withStore(t, Options{MaxBytes: 1 << 20, MaxAge: -1}, func(t *testing.T, s *Store) {
 		peak := int64(0)
 		e := kernel.Event{Type: "call", Aggregate: "t", Payload: big}
 		for range 120 { // 5 MB
@@ -148,7 +150,7 @@ func TestRetainRefused(t *testing.T) {
 		}
 		return nil, busy
 	}
-	withStore(t, Options{MaxAge: time.Hour, Snapshot: snapshot}, func(s *Store) {
+	withStore(t, Options{MaxAge: time.Hour, Snapshot: snapshot}, func(t *testing.T, s *Store) {
 		mustAppend(t, s, event("ticket.created", "t", 0))
 		time.Sleep(3 * time.Hour)
 		if st := s.Stats(); st.Events != 1 || !strings.Contains(st.RetentionError, busy.Error()) || st.LastError != "" {
@@ -216,8 +218,9 @@ func (c *counters) snapshot(context.Context) (events []kernel.Event, err error) 
 // of what is left rebuilds them each time.
 func TestSnapshotRebuilds(t *testing.T) {
 	c := &counters{sums: map[string]int{}}
+	committed := make(chan struct{}, 1) // holds a signal
 	path, ck := logPath(t), newClock()
-	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot})
+	s := open(t, Options{Path: path, Now: ck.now, MaxAge: time.Second, Snapshot: c.snapshot, onCommit: func([]kernel.Event) { signal(committed) }})
 	checkNow := make(chan struct{})
 	c.log, s.retainNow = s, checkNow
 	s.uptime = func() time.Duration { return ck.now().Sub(time.UnixMilli(epoch)) }
@@ -248,15 +251,12 @@ func TestSnapshotRebuilds(t *testing.T) {
 	for round := range rounds {
 		removed := s.Stats().Removed
 		for before := s.Stats().Appended; s.Stats().Appended < before+300; {
-			time.Sleep(time.Millisecond)
+			<-committed
 		}
 		ck.move(time.Minute) // those are old now
 		for s.Stats().Removed < removed+10 {
-			select { // again and again: a check during a round does nothing
-			case checkNow <- struct{}{}:
-			default:
-			}
-			time.Sleep(time.Millisecond)
+			checkNow <- struct{}{} // again and again: a check during a round does nothing
+			<-committed
 			if e := s.Stats().RetentionError; e != "" {
 				t.Fatal(e)
 			}

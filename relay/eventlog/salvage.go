@@ -89,33 +89,38 @@ type salvage struct {
 	opts   SalvageOptions
 	report SalvageReport
 	conn   *sql.Conn // the temporary database
-	insert *sql.Stmt // into found
-	word   *sql.Stmt
+	insert *sql.Stmt // of a row of found
+	word   *sql.Stmt // of a row of words
 
-	logID     string
-	logLast   uint64 // log.last, or the mark of the first format less one
-	mark      uint64 // of the first format
-	applied   int    // the format that the header names, 0 if it is damaged
-	oldEvents int64  // rows of the first format
-	chains    map[int64]*oldChain
-	hash      hasher
+	// What was found of the old log.
+	logID        string // "": its row of the table log is lost
+	logLast      uint64 // log.last; in the first format the mark less one
+	mark         uint64 // in the first format
+	headerFormat int    // that the header of the database names, 0 if it is damaged
+	oldEvents    int64  // rows of the first format
+	chains       map[int64]*oldChain
+	hash         hasher
 }
 
-// oldChain is what is known of a chain of the old log.
+// oldChain is what is known of a chain of the old log. Its row of the table chains may be lost; tenant
+// and class can then be in the index of that table.
 type oldChain struct {
-	tenant     string
-	class      Class
-	named      bool // tenant and class are known
+	hasName bool // tenant and class are known
+	tenant  string
+	class   Class
+
+	hasRow     bool // the row of the table chains was found, so the next four are known
 	mark, last uint64
 	anchor     rowHash
 	rows       int64
-	complete   bool // the row of the table chains was found
 
-	prev     rowHash // the hash of the last row
-	hasPrev  bool
-	prevSeq  uint64
-	found    int64
-	wasAdded bool // the new log has it
+	// Of the event that was taken last, while the events are chosen.
+	hasPrev bool
+	prev    rowHash
+	prevSeq uint64
+
+	found int64 // events that were taken
+	isNew bool  // the new log does not have it yet
 }
 
 func (s *salvage) run(ctx context.Context) (err error) {
@@ -152,7 +157,7 @@ func (s *salvage) run(ctx context.Context) (err error) {
 	return replaceFile(target, s.opts.To)
 }
 
-// salvageSchema has the rows as they were found. kind tells them apart: 1 is a row of the first
+// salvageSchema has the rows as they were found. Their kind: 1 is a row of the first
 // format, 2 of state, 3 of calls.
 const salvageSchema = `
 	PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
@@ -187,7 +192,7 @@ func (s *salvage) collect(ctx context.Context, temporary string) (err error) {
 		s.report.WAL = d.Error()
 	}
 	if id := old.ApplicationID(); id == applicationID1 || id == applicationID {
-		s.applied = int(id & 0xff)
+		s.headerFormat = int(id & 0xff)
 	}
 	conn, closeConn, err := openScratch(ctx, temporary, salvageSchema+"BEGIN")
 	if err != nil {
@@ -241,15 +246,16 @@ func hasShape(r *sqlitefile.Record, shape []sqlitefile.Kind) bool {
 	return true
 }
 
-// record stores what one record means. What is of no table of ours is ignored.
+// record stores what one record means. The shape of a record shows its table; a record of no such
+// shape is ignored.
 func (s *salvage) record(ctx context.Context, r *sqlitefile.Record) (err error) {
 	v := r.Values
 	text := func(i int) string { return string(v[i].Bytes) }
 	switch {
 	case r.Index:
 		if hasShape(r, shapeChainName) && isClass(text(1)) {
-			if c := s.chain(v[2].Int); c != nil && !c.named {
-				c.tenant, c.class, c.named = text(0), Class(text(1)), true
+			if c := s.chain(v[2].Int); c != nil && !c.hasName {
+				c.tenant, c.class, c.hasName = text(0), Class(text(1)), true
 			}
 		}
 	case r.RowID <= 0:
@@ -260,8 +266,8 @@ func (s *salvage) record(ctx context.Context, r *sqlitefile.Record) (err error) 
 	case hasShape(r, shapeChain) && isClass(text(2)) && len(v[4].Bytes) == hashSize && len(v[6].Bytes) == hashSize && v[3].Int >= 0 && v[5].Int >= 0 && v[3].Int <= v[5].Int+1:
 		// Of several copies the one with the newest event is the latest, then the one with the highest mark.
 		c := s.chain(r.RowID)
-		if mark, last := uint64(v[3].Int), uint64(v[5].Int); c != nil && (!c.complete || last > c.last || last == c.last && mark > c.mark) {
-			c.tenant, c.class, c.named, c.complete = text(1), Class(text(2)), true, true
+		if mark, last := uint64(v[3].Int), uint64(v[5].Int); c != nil && (!c.hasRow || last > c.last || last == c.last && mark > c.mark) {
+			c.tenant, c.class, c.hasName, c.hasRow = text(1), Class(text(2)), true, true
 			c.mark, c.last, c.anchor, c.rows = mark, last, rowHash(v[4].Bytes), v[7].Int
 		}
 	case hasShape(r, shapeRetention) && r.RowID == 1 && v[1].Int >= 0:
@@ -285,7 +291,7 @@ func isClass(s string) bool { return s == string(ClassState) || s == string(Clas
 func (s *salvage) chain(id int64) *oldChain {
 	c := s.chains[id]
 	if c == nil && len(s.chains) < 2*maxChains {
-		c = &oldChain{}
+		c = &oldChain{isNew: true}
 		s.chains[id] = c
 	}
 	return c

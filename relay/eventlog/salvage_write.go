@@ -12,8 +12,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// foundRows selects the rows in the order of seq. Among those with one seq the first that was found is
-// first: sqlitefile reads what SQLite reads before what is behind damage.
+// foundRows selects the rows that were found, in the order of seq. Rows with the same seq are in the
+// order in which they were found: sqlitefile reads what SQLite would read before what is behind damage.
 const foundRows = `
 	SELECT f.seq, f.kind, f.chain, f.tenant,
 	       coalesce(w.type, f.type), coalesce(w.aggregate_id, f.aggregate_id),
@@ -39,7 +39,7 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 	defer func() { err = errors.Join(err, closeFrom()) }()
 	s.conn = from
 	s.report.Format = 2
-	if s.applied == 1 || s.applied == 0 && s.oldEvents > 0 && len(s.chains) == 0 {
+	if s.headerFormat == 1 || s.headerFormat == 0 && s.oldEvents > 0 && len(s.chains) == 0 {
 		s.report.Format = 1
 		s.logLast = max(s.mark, 1) - 1
 	}
@@ -62,7 +62,7 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 		return err
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.chains)) {
-		if c := s.chains[id]; c.complete && c.last > max(c.prevSeq, max(c.mark, 1)-1) { // its end is lost
+		if c := s.chains[id]; c.hasRow && c.last > max(c.prevSeq, max(c.mark, 1)-1) { // its end is lost
 			if err := s.lost(ctx, c, max(c.prevSeq+1, c.mark), c.last); err != nil {
 				return err
 			}
@@ -98,7 +98,7 @@ func (s *salvage) choose(ctx context.Context, out *output) error {
 			same = same[:0]
 		}
 		if kind != 1 {
-			if c.chain = s.chains[chain]; c.chain == nil || !c.chain.named || !payload.Valid || len(hash) != hashSize {
+			if c.chain = s.chains[chain]; c.chain == nil || !c.chain.hasName || !payload.Valid || len(hash) != hashSize {
 				c.event.Payload = nil // a part of it is lost
 			} else {
 				e.Tenant, c.hash = c.chain.tenant, rowHash(hash)
@@ -114,53 +114,30 @@ func (s *salvage) choose(ctx context.Context, out *output) error {
 	return s.take(ctx, same, out)
 }
 
-// take chooses one of the rows with one seq.
+// take chooses one of the rows with one seq: the one whose hash fits, else the first one that is whole.
 func (s *salvage) take(ctx context.Context, same []candidate, out *output) error {
-	best, fits, usable := -1, false, false
-	for i := range same {
+	best, fits := -1, false
+	for i := 0; i < len(same) && !fits; i++ {
 		c := &same[i]
-		if c.chain == nil && c.event.Seq < s.mark && s.report.Format == 1 || c.chain != nil && c.event.Seq < c.chain.mark {
-			return nil // removed by retention
-		}
-		if c.event.Payload == nil || !checkSalvaged(&c.event) || c.chain != nil && classOf(c.event.Type) != c.chain.class {
-			continue
-		}
-		usable = true
-		if best < 0 {
+		switch {
+		case s.isBelowMark(c):
+			return nil // retention has removed it
+		case !c.isWhole():
+		case c.chain != nil && c.chain.follows(s, &c.event, c.hash):
+			best, fits = i, true
+		case best < 0:
 			best = i
 		}
-		if c.chain != nil && c.chain.follows(s, &c.event, c.hash) {
-			best, fits = i, true
-			break
-		}
 	}
-	if !usable {
+	if best < 0 {
 		if len(same) > 0 {
 			s.report.Unreadable++
 		}
 		return nil
 	}
 	c := &same[best]
-	if s.report.Format == 1 {
-		// The numbers are consecutive while a relay runs, and begin at a multiple of 4,096
-		// when it starts.
-		seq, start := c.event.Seq, c.event.Seq&^(1<<12-1)
-		next := s.report.Last + 1
-		if s.report.Last == 0 { // the first one
-			next = max(s.mark, start)
-		}
-		if seq != next && seq != start {
-			s.addLost(LostRange{From: next, To: seq - 1, AtMost: seq - next})
-		}
-	} else {
-		ch := c.chain
-		if from := max(ch.prevSeq+1, ch.mark); !fits && from < c.event.Seq && (ch.hasPrev || ch.complete) {
-			if err := s.lost(ctx, ch, from, c.event.Seq-1); err != nil {
-				return err
-			}
-		}
-		ch.prev, ch.hasPrev, ch.prevSeq = c.hash, true, c.event.Seq
-		ch.found++
+	if err := s.noteGap(ctx, c, fits); err != nil {
+		return err
 	}
 	if fits {
 		s.report.Verified++
@@ -170,12 +147,53 @@ func (s *salvage) take(ctx context.Context, same []candidate, out *output) error
 	return out.add(ctx, c)
 }
 
+// isBelowMark reports whether a row is one that retention has removed: its page was free, and not
+// overwritten yet.
+func (s *salvage) isBelowMark(c *candidate) bool {
+	if c.chain == nil {
+		return s.report.Format == 1 && c.event.Seq < s.mark
+	}
+	return c.event.Seq < c.chain.mark
+}
+
+// isWhole reports whether every part of a row was found, and has the form of an event.
+func (c *candidate) isWhole() bool {
+	return c.event.Payload != nil && checkSalvaged(&c.event) && (c.chain == nil || classOf(c.event.Type) == c.chain.class)
+}
+
+// noteGap records which events may be missing before the one that is taken. fits says that its hash
+// follows from the event before: then none is missing.
+func (s *salvage) noteGap(ctx context.Context, c *candidate, fits bool) error {
+	seq, ch := c.event.Seq, c.chain
+	if ch == nil {
+		// In the first format there are no hashes. But numbers are consecutive while a relay runs,
+		// and begin at a multiple of 4,096 when it starts.
+		start := seq &^ (1<<12 - 1)
+		next := s.report.Last + 1
+		if s.report.Last == 0 { // the first one
+			next = max(s.mark, start)
+		}
+		if seq != next && seq != start {
+			s.addLost(LostRange{From: next, To: seq - 1, AtMost: seq - next})
+		}
+		return nil
+	}
+	if from := max(ch.prevSeq+1, ch.mark); !fits && from < seq && (ch.hasPrev || ch.hasRow) {
+		if err := s.lost(ctx, ch, from, seq-1); err != nil {
+			return err
+		}
+	}
+	ch.prev, ch.hasPrev, ch.prevSeq = c.hash, true, seq
+	ch.found++
+	return nil
+}
+
 // follows reports whether an event has the hash that it must have behind the row before it.
 func (c *oldChain) follows(s *salvage, e *kernel.Event, hash rowHash) bool {
 	prev := c.prev
 	switch {
 	case c.hasPrev:
-	case c.complete:
+	case c.hasRow:
 		prev = c.anchor
 	case s.logID != "":
 		prev = chainStart(s.logID, c.tenant, c.class)
@@ -205,10 +223,10 @@ func (s *salvage) lost(ctx context.Context, c *oldChain, from, to uint64) error 
 // chains. A chain that lacks none has a row that was changed, and no range.
 func (s *salvage) capLost() {
 	s.report.Lost = slices.DeleteFunc(s.report.Lost, func(r LostRange) bool {
-		return r.chain != nil && r.chain.complete && r.chain.rows <= r.chain.found
+		return r.chain != nil && r.chain.hasRow && r.chain.rows <= r.chain.found
 	})
 	for i := range s.report.Lost {
-		if r := &s.report.Lost[i]; r.chain != nil && r.chain.complete {
+		if r := &s.report.Lost[i]; r.chain != nil && r.chain.hasRow {
 			r.AtMost = min(r.AtMost, uint64(r.chain.rows-r.chain.found))
 		}
 	}
@@ -231,12 +249,12 @@ type output struct {
 }
 
 func (o *output) add(ctx context.Context, c *candidate) error {
-	if ch := c.chain; ch != nil && !ch.wasAdded {
+	if ch := c.chain; ch != nil && ch.isNew {
 		// What retention has removed stays removed: a chain begins with its mark.
 		if err := o.flush(ctx); err != nil {
 			return err
 		}
-		ch.wasAdded, o.w.newMark = true, ch.mark
+		ch.isNew, o.w.newMark = false, ch.mark
 		if _, err := o.w.chain(ctx, ch.tenant, ch.class); err != nil {
 			return err
 		}
@@ -268,7 +286,7 @@ func (o *output) flush(ctx context.Context) error {
 func (o *output) end(ctx context.Context) error {
 	last := max(o.s.report.Last, o.s.opts.Last, o.s.logLast)
 	for _, c := range o.s.chains {
-		if c.complete && c.last <= last+1<<40 { // else damaged
+		if c.hasRow && c.last <= last+1<<40 { // else damaged
 			last = max(last, c.last)
 		}
 	}

@@ -14,9 +14,10 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Between Open and Run nobody writes to the file, and then the rows of state are read from its pages:
-// checked once, and replayed by type, without the pages that have no such type. SQLite takes several
-// times as long, with which a relay would start the slower the older its log is.
+// Between Open and Run no process writes to the file, so the rows of state are read from its pages
+// without SQLite, which takes several times as long: the start of a relay would take longer the
+// older its log is. Open checks all rows once. A replay then reads only the pages that have events of
+// its types.
 
 // stateTable is the table of state between Open and Run.
 type stateTable struct {

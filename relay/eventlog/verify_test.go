@@ -74,86 +74,91 @@ func tamper(t *testing.T, path string, statements ...string) {
 	}
 }
 
-// Whatever is changed, removed or added shows with its place. A log whose state was changed is not
-// opened; with changed calls it is, and says so.
+// Whatever is changed, removed or added is found, with its place: Verify names the first event of the chain
+// that does not fit. A log with changed state is not opened. One with changed calls is, and the check in the
+// background reports it.
 func TestTamperingIsNoticed(t *testing.T) {
 	sound, events := closedLog(t)
-	find := func(tenant, typ string, n int) int64 {
-		for _, e := range events {
-			if e.Tenant == tenant && e.Type == typ {
-				if n--; n < 0 {
-					return int64(e.Seq)
-				}
-			}
-		}
-		t.Fatal("no such event")
-		return 0
-	}
+	ticket := func(tenant string, n int) uint64 { return nthSeq(t, events, tenant, "ticket.created", n) }
+	callOf := func(tenant string, n int) uint64 { return nthSeq(t, events, tenant, "call", n) }
+	const newest = 149 // the number of the newest ticket of a tenant
 	tests := []struct {
-		name    string
-		tamper  string // %d is the seq
-		class   Class
-		tenant  string
-		n, seen int // the event that is changed, and that at which it shows
+		name   string
+		seq    uint64 // %d in tamper
+		tamper string
+		class  Class // of the chain that is broken
+		tenant string
+		found  uint64 // the first event of it that does not fit
 	}{
-		{"payload", "UPDATE state SET payload = '{}' WHERE seq = %d", ClassState, "a", 20, 20},
-		{"tenant", "UPDATE state SET chain = (SELECT id FROM chains WHERE tenant = 'b' AND class = 'state') WHERE seq = %d", ClassState, "b", 0, 0},
-		{"time", "UPDATE calls SET created_at = created_at + 1 WHERE seq = %d", ClassCalls, "a", 7, 7},
-		{"actor", "UPDATE calls SET actor = kind WHERE seq = %d", ClassCalls, "b", 9, 9},
-		{"trace", "UPDATE calls SET trace = zeroblob(16) WHERE seq = %d", ClassCalls, "b", 9, 9},
-		{"no word", "UPDATE calls SET actor = 1000 WHERE seq = %d", ClassCalls, "b", 9, 9},
-		{"removed", "DELETE FROM state WHERE seq = %d", ClassState, "a", 30, 31},
-		{"the newest removed", "DELETE FROM state WHERE seq = %d", ClassState, "a", 149, -1},
-		{"removed call", "DELETE FROM calls WHERE seq = %d", ClassCalls, "a", 30, 31},
-		{"mark moved", "UPDATE chains SET mark = %d WHERE tenant = 'a' AND class = 'calls'", ClassCalls, "a", 3, 0},
+		{"payload", ticket("a", 20), "UPDATE state SET payload = '{}' WHERE seq = %d", ClassState, "a", ticket("a", 20)},
+		{"tenant", ticket("a", 5), "UPDATE state SET chain = (SELECT id FROM chains WHERE tenant = 'b' AND class = 'state') WHERE seq = %d", ClassState, "b", ticket("a", 5)},
+		{"time", callOf("a", 7), "UPDATE calls SET created_at = created_at + 1 WHERE seq = %d", ClassCalls, "a", callOf("a", 7)},
+		{"actor", callOf("b", 9), "UPDATE calls SET actor = kind WHERE seq = %d", ClassCalls, "b", callOf("b", 9)},
+		{"trace", callOf("b", 9), "UPDATE calls SET trace = zeroblob(16) WHERE seq = %d", ClassCalls, "b", callOf("b", 9)},
+		{"no such word", callOf("b", 9), "UPDATE calls SET actor = 1000 WHERE seq = %d", ClassCalls, "b", callOf("b", 9)},
+		{"removed", ticket("a", 30), "DELETE FROM state WHERE seq = %d", ClassState, "a", ticket("a", 31)},
+		{"the newest removed", ticket("a", newest), "DELETE FROM state WHERE seq = %d", ClassState, "a", ticket("a", newest-1) + 1},
+		{"removed call", callOf("a", 30), "DELETE FROM calls WHERE seq = %d", ClassCalls, "a", callOf("a", 31)},
+		{"mark moved", callOf("a", 3), "UPDATE chains SET mark = %d WHERE tenant = 'a' AND class = 'calls'", ClassCalls, "a", callOf("a", 0)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			path := logPath(t)
 			copyLog(t, sound, path)
-			typ := map[Class]string{ClassState: "ticket.created", ClassCalls: "call"}[tt.class]
-			seq := find(tt.tenant, typ, tt.n)
-			if tt.name == "tenant" {
-				seq = find("a", typ, 5)
-			}
-			tamper(t, path, fmt.Sprintf(tt.tamper, seq))
-			want := seq
-			switch {
-			case tt.seen == -1:
-				want = find(tt.tenant, typ, tt.n-1) + 1
-			case tt.name != "tenant":
-				want = find(tt.tenant, typ, tt.seen)
-			}
+			tamper(t, path, fmt.Sprintf(tt.tamper, tt.seq))
 			v, err := verifyFile(t.Context(), path, VerifyOptions{})
-			if err != nil || len(v.Faults) == 0 || v.Faults[0].Class != tt.class || v.Faults[0].Tenant != tt.tenant || v.Faults[0].Seq != uint64(want) {
-				t.Errorf("%+v, %v; want %s of %s at %d", v, err, tt.class, tt.tenant, want)
+			if err != nil || len(v.Faults) == 0 || v.Faults[0].Class != tt.class || v.Faults[0].Tenant != tt.tenant || v.Faults[0].Seq != tt.found {
+				t.Errorf("the faults are %+v, %v; want one of the %s of %s at event %d", v.Faults, err, tt.class, tt.tenant, tt.found)
 			}
-			watch := storage.NewWatch(FileName)
-			s, err := Open(Options{Path: path, Watch: watch})
 			if tt.class == ClassState {
-				if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprint(want)) {
-					t.Errorf("Open: %v", err)
-				}
-				return
+				checkRefused(t, path, tt.found)
+			} else {
+				checkReported(t, path, tt.found)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			stop := run(t, s)
-			for s.Stats().Verification.Ended.IsZero() {
-				time.Sleep(time.Millisecond)
-			}
-			mustAppend(t, s, event("ticket.created", "x", 1))
-			if got := s.Stats().Verification; len(got.Faults) != 1 || got.Faults[0].Seq != uint64(want) {
-				t.Errorf("in the background: %+v", got)
-			}
-			if p := watch.Problems(); len(p) != 1 || p[0].Kind != storage.Damaged || !strings.Contains(p[0].Detail, fmt.Sprint(want)) {
-				t.Errorf("problems %+v", p)
-			}
-			stop()
-			s.Close()
 		})
 	}
+}
+
+// nthSeq returns the seq of an event of a tenant and type, by its number from 0 on.
+func nthSeq(t *testing.T, events []kernel.Event, tenant, eventType string, n int) uint64 {
+	t.Helper()
+	for _, e := range events {
+		if e.Tenant == tenant && e.Type == eventType {
+			if n--; n < 0 {
+				return e.Seq
+			}
+		}
+	}
+	t.Fatalf("tenant %s has no such %s", tenant, eventType)
+	return 0
+}
+
+// checkRefused wants Open to refuse a log because of an event.
+func checkRefused(t *testing.T, path string, seq uint64) {
+	t.Helper()
+	s, err := Open(Options{Path: path})
+	if err == nil {
+		s.Close()
+	}
+	if !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), fmt.Sprint(seq)) {
+		t.Errorf("Open: got %v, want ErrDamaged with event %d", err, seq)
+	}
+}
+
+// checkReported wants a log to run, and the check in the background to report an event.
+func checkReported(t *testing.T, path string, seq uint64) {
+	t.Helper()
+	watch := storage.NewWatch(FileName)
+	withStore(t, Options{Path: path, Watch: watch}, func(t *testing.T, s *Store) {
+		time.Sleep(time.Minute)
+		if v := s.Stats().Verification; v.Ended.IsZero() || len(v.Faults) != 1 || v.Faults[0].Seq != seq {
+			t.Errorf("the check in the background found %+v, want event %d", v, seq)
+		}
+		if p := watch.Problems(); len(p) != 1 || p[0].Kind != storage.Damaged || !strings.Contains(p[0].Detail, fmt.Sprint(seq)) {
+			t.Errorf("the problems are %+v, want damage at event %d", p, seq)
+		}
+		mustAppend(t, s, event("ticket.created", "x", 1))
+	})
 }
 
 // A log that was not changed has no faults, and one in which a page cannot be read names the class.

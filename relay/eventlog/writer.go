@@ -25,6 +25,9 @@ const (
 // errTooManyChains says that an event of a new tenant has no place.
 var errTooManyChains = fmt.Errorf("eventlog: more than %d tenants and classes have events", maxChains)
 
+// Columns of the tables state and calls.
+const stateColumns, callColumns = 7, 8
+
 // insertRows are the numbers of rows that one statement inserts, descending: a statement costs
 // as much as a few rows.
 var insertRows = [...]int{16, 4, 1}
@@ -41,9 +44,11 @@ type writer struct {
 	maxChains int
 	byID      map[int64]*chain
 	changed   []*chain // to be written by updateChains
-	grown     [2]int64 // bytes of state and of calls of the newest insert
 	words     int      // in memory, of all chains
-	newMark   uint64   // the mark of chains that are made: rows below it are gone
+
+	grownState, grownCalls int64 // bytes that the newest insert added to the chains
+
+	newMark   uint64 // the mark of chains that are made: rows below it are gone
 	nextChain int64
 	nextWord  int64
 
@@ -91,7 +96,6 @@ func newWriter(ctx context.Context, conn *sql.Conn) (_ *writer, err error) {
 		}
 		return stmt
 	}
-	const stateColumns, callColumns = 7, 8
 	rows := func(n, columns int) string {
 		row := "(?" + strings.Repeat(", ?", columns-1) + ")"
 		return row + strings.Repeat(", "+row, n-1)
@@ -165,8 +169,8 @@ func readChains(ctx context.Context, db queryer) (list []*chain, err error) {
 	return list, rows.Err()
 }
 
-// forget drops what is in memory after a transaction that failed. It is read again from the
-// disk, which may or may not have kept the transaction.
+// forget drops what is in memory, after a transaction that failed. The next insert reads it again from
+// the disk, which may have kept the transaction or not.
 func (w *writer) forget() { w.chains = nil }
 
 // insert inserts events whose Seq and CreatedMS are set, in ascending order, and updates their
@@ -180,22 +184,24 @@ func (w *writer) insert(ctx context.Context, events []kernel.Event) error {
 	if need := len(events) * 2 * hashSize; cap(w.blobs) < need {
 		w.blobs = make([]byte, 0, need)
 	}
-	w.stateArgs, w.callArgs, w.blobs, w.grown = w.stateArgs[:0], w.callArgs[:0], w.blobs[:0], [2]int64{}
+	w.stateArgs, w.callArgs, w.blobs = w.stateArgs[:0], w.callArgs[:0], w.blobs[:0]
+	w.grownState, w.grownCalls = 0, 0
 	for i := range events {
 		if err := w.add(ctx, &events[i]); err != nil {
 			return err
 		}
 	}
-	if err := flush(ctx, &w.insertState, w.stateArgs, 7); err != nil {
+	if err := flush(ctx, &w.insertState, w.stateArgs, stateColumns); err != nil {
 		return err
 	}
-	if err := flush(ctx, &w.insertCalls, w.callArgs, 8); err != nil {
+	if err := flush(ctx, &w.insertCalls, w.callArgs, callColumns); err != nil {
 		return err
 	}
 	return w.updateChains(ctx)
 }
 
-// add appends the row of an event to the arguments of its table.
+// add computes the row of an event and appends its columns to the arguments of the table's INSERT. It
+// inserts the words that the row needs first, and advances the chain.
 func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 	class := classOf(e.Type)
 	c, err := w.chain(ctx, e.Tenant, class)
@@ -206,7 +212,7 @@ func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 	payload, before := unsafe.String(unsafe.SliceData(e.Payload), len(e.Payload)), c.bytes
 	if class == ClassState {
 		c.bytes += stateBytes(e)
-		w.grown[0] += c.bytes - before
+		w.grownState += c.bytes - before
 	} else {
 		r := splitCall(payload)
 		kind, err := w.word(ctx, c, e.Seq, word{e.Type, e.Aggregate, r.kind})
@@ -222,8 +228,8 @@ func (w *writer) add(ctx context.Context, e *kernel.Event) error {
 			trace = w.blob(r.trace)
 		}
 		c.bytes += r.bytes()
-		w.grown[1] += c.bytes - before
-		w.callArgs = append(w.callArgs, int64(e.Seq), c.id, kind, actor, trace, r.rest, e.CreatedMS, nil)
+		w.grownCalls += c.bytes - before
+		w.callArgs = append(w.callArgs, int64(e.Seq), c.id, kind, actor, trace, r.rest, e.CreatedMS, nil) // the hash follows
 	}
 	c.head = w.hash.next(c.head, e)
 	c.last = e.Seq
