@@ -19,7 +19,8 @@ const (
 
 	headerMagic = "SQLite format 3\x00"
 
-	maxPages = 1<<32 - 2 // of a database
+	maxPages  = 1<<32 - 2 // of a database
+	minUsable = 480       // bytes of a page without its reserved end; SQLite accepts no fewer
 )
 
 // Source says which copy of a page a record is from.
@@ -52,11 +53,11 @@ type File struct {
 	usable   int // bytes of a page without its reserved end
 	pages    uint32
 
-	frames  map[uint32][]int32 // the frames of each page, those that are read
-	page    []byte
-	over    []byte // an overflow page
-	payload []byte
-	values  []Value
+	frames       map[uint32][]int32 // the frames of the log that hold each page, ascending
+	page         []byte
+	overflowPage []byte
+	payload      []byte  // of a record with overflow pages
+	values       []Value // of the record that was read last
 }
 
 // Stats count what Records has read.
@@ -147,10 +148,10 @@ func (f *File) load(path string) (err error) {
 			return err
 		}
 	}
-	if f.usable = f.pageSize - reserved; f.usable < 480 { // the least that SQLite accepts
+	if f.usable = f.pageSize - reserved; f.usable < minUsable {
 		f.usable = f.pageSize
 	}
-	f.page, f.over = make([]byte, f.pageSize), make([]byte, f.pageSize)
+	f.page, f.overflowPage = make([]byte, f.pageSize), make([]byte, f.pageSize)
 	f.pages = uint32(min((f.size+int64(f.pageSize)-1)/int64(f.pageSize), maxPages))
 	return f.indexWAL()
 }
@@ -182,7 +183,7 @@ func (f *File) guessPageSize() (best int, err error) {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return 0, err
 	}
-	best, most := 4096, 0
+	best, bestBytes := 4096, 0
 	for size := minPageSize; size <= maxPageSize; size *= 2 {
 		leaves := 0
 		for at := size; at+size <= n; at += size { // page 1 has another layout
@@ -190,8 +191,8 @@ func (f *File) guessPageSize() (best int, err error) {
 				leaves++
 			}
 		}
-		if leaves*size > most {
-			best, most = size, leaves*size
+		if leaves*size > bestBytes {
+			best, bestBytes = size, leaves*size
 		}
 	}
 	return best, nil
@@ -204,7 +205,7 @@ func looksLikeLeaf(b []byte) bool {
 	if b[0] != tableLeaf || cells == 0 || leafHeaderSize+2*cells > content || content > len(b) {
 		return false
 	}
-	last := 0
+	last := 0 // where the last cell begins
 	for i := range cells {
 		start := int(binary.BigEndian.Uint16(b[leafHeaderSize+2*i:]))
 		if start < content || start >= len(b) {
@@ -212,14 +213,15 @@ func looksLikeLeaf(b []byte) bool {
 		}
 		last = max(last, start)
 	}
+	size, sizeLen := varint(b[last:])
+	_, rowIDLen := varint(b[last+sizeLen:])
 	f := File{usable: len(b)}
-	size, n := varint(b[last:])
-	_, m := varint(b[last+n:])
-	end := last + n + m + f.localSize(int(min(size, maxPayload)), false)
-	if int(size) > f.localSize(int(min(size, maxPayload)), false) {
+	local := f.localSize(int(min(size, maxPayload)), false)
+	end := last + sizeLen + rowIDLen + local
+	if int(size) > local {
 		end += 4 // the number of the first overflow page
 	}
-	return n > 0 && m > 0 && end == len(b)
+	return sizeLen > 0 && rowIDLen > 0 && end == len(b)
 }
 
 // leafHeader returns the number of cells of a leaf page, and where their content begins.
@@ -230,49 +232,37 @@ func leafHeader(b []byte) (cells, content int) {
 	return int(binary.BigEndian.Uint16(b[3:])), content
 }
 
-// Records calls fn with each row of each table leaf page and each entry of each index leaf page,
-// and returns its error. Tables are not told apart: fn knows its rows by their columns. What
-// is in pages that are free now comes too, and a row comes again for each copy of its page.
+// Records calls fn with each row of each table leaf page and each entry of each index leaf page, and
+// returns its error. It does not know which table a page belongs to: fn recognizes its rows by their
+// columns. Pages that are free now are read too, and a row is returned again for each copy of its page.
 //
-// Bytes that are damaged may look like a row; fn has to check what it is given.
+// Bytes that are damaged may look like a row, so fn has to check what it is given.
 func (f *File) Records(fn func(*Record) error) (Stats, error) {
 	st := Stats{Pages: f.pages, PageSize: f.pageSize}
-	inWAL := slices.Sorted(maps.Keys(f.frames))
-	if n := len(inWAL); n > 0 {
-		st.Pages = max(st.Pages, inWAL[n-1])
-	}
-	valid, last := 0, 0
+	valid, lastLost := 0, 0 // frames: those that SQLite reads, and the last one behind damage
 	if f.wal != nil {
-		valid, last = f.wal.valid, f.wal.lastLost
+		valid, lastLost = f.wal.valid, f.wal.lastLost
 	}
 	for p := uint32(1); p <= f.pages; p++ {
 		if err := f.readLeaf(&st, Record{Page: p, Source: Committed}, valid, fn); err != nil {
 			return st, err
 		}
 	}
+	inWAL := slices.Sorted(maps.Keys(f.frames))
 	for _, p := range inWAL {
-		if p > f.pages {
-			if err := f.readLeaf(&st, Record{Page: p, Source: Committed}, valid, fn); err != nil {
-				return st, err
-			}
-		}
-	}
-	if last == 0 {
-		return st, nil
-	}
-	end := 0 // of the transaction
-	for i := valid + 1; i <= last; i++ {
-		h, err := f.wal.frame(i)
-		if err != nil || h.salts != f.wal.salts {
+		if p <= f.pages {
 			continue
 		}
-		copy(f.page, f.wal.buf[frameHeaderSize:])
-		if i > end {
-			end = f.endOfTransaction(i, last)
-		}
-		if err := f.leaf(&st, Record{Page: h.page, Source: BehindWAL}, f.page, end, fn); err != nil {
+		st.Pages = p // the log makes the database longer
+		if err := f.readLeaf(&st, Record{Page: p, Source: Committed}, valid, fn); err != nil {
 			return st, err
 		}
+	}
+	if lastLost == 0 {
+		return st, nil
+	}
+	if err := f.readBehindDamage(&st, valid+1, lastLost, fn); err != nil {
+		return st, err
 	}
 	for _, p := range inWAL {
 		if p <= f.pages {
@@ -282,6 +272,26 @@ func (f *File) Records(fn func(*Record) error) (Stats, error) {
 		}
 	}
 	return st, nil
+}
+
+// readBehindDamage reads the leaf pages in the frames from first to last, which SQLite ignores. Overflow
+// pages are those of the same transaction.
+func (f *File) readBehindDamage(st *Stats, first, last int, fn func(*Record) error) error {
+	end := 0 // of the transaction
+	for i := first; i <= last; i++ {
+		h, err := f.wal.frame(i)
+		if err != nil || h.salts != f.wal.salts {
+			continue
+		}
+		copy(f.page, f.wal.buf[frameHeaderSize:])
+		if i > end {
+			end = f.endOfTransaction(i, last)
+		}
+		if err := f.leaf(st, Record{Page: h.page, Source: BehindWAL}, f.page, end, fn); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // endOfTransaction returns the commit frame of the transaction of frame i.
@@ -395,20 +405,21 @@ func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool
 	return local, ok
 }
 
-// localSize returns how many bytes of a payload are in the leaf page itself.
+// localSize returns how many bytes of a payload are in the leaf page itself (fileformat2.html §1.6). The
+// others are in overflow pages.
 func (f *File) localSize(size int, index bool) int {
-	most := f.usable - 35
+	maxLocal := f.usable - 35
 	if index {
-		most = (f.usable-12)*64/255 - 23
+		maxLocal = (f.usable-12)*64/255 - 23
 	}
-	if size <= most {
+	if size <= maxLocal {
 		return size
 	}
-	least := (f.usable-12)*32/255 - 23
-	if k := least + (size-least)%(f.usable-4); k <= most {
+	minLocal := (f.usable-12)*32/255 - 23
+	if k := minLocal + (size-minLocal)%(f.usable-4); k <= maxLocal {
 		return k
 	}
-	return least
+	return minLocal
 }
 
 // overflow appends the rest of a payload from a chain of overflow pages. Its length is bounded by
@@ -418,14 +429,14 @@ func (f *File) overflow(p uint32, left, upTo int) bool {
 		if p == 0 || p > maxPages {
 			return false
 		}
-		n, err := f.readPage(f.over, p, upTo)
+		n, err := f.readPage(f.overflowPage, p, upTo)
 		if size := min(left, f.usable-4); err != nil || n < 4+size {
 			return false
 		} else {
-			f.payload = append(f.payload, f.over[4:4+size]...)
+			f.payload = append(f.payload, f.overflowPage[4:4+size]...)
 			left -= size
 		}
-		p = binary.BigEndian.Uint32(f.over)
+		p = binary.BigEndian.Uint32(f.overflowPage)
 	}
 	return true
 }

@@ -10,10 +10,10 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// ReadError returns the disk's error in place of one of SQLite about damage, if the database or its
-// write-ahead log cannot be read to the end: SQLite calls a page that the disk does not give (EIO)
-// damage. Other errors, and real damage, are returned as they are. A database that can be read is
-// read again after readErrorInterval at the earliest.
+// ReadError returns the disk's error in place of an error of SQLite about damage, if the database or its
+// write-ahead log cannot be read to the end: SQLite reports a page that the disk does not return (EIO)
+// as damage. Other errors, and real damage, are returned as they are. To find out, it reads the whole
+// files, but not again within readErrorInterval after they could be read.
 func ReadError(path string, err error) error {
 	if err == nil || Code(err) != sqlite3.SQLITE_CORRUPT {
 		return err
@@ -29,7 +29,7 @@ const (
 	maxChecked        = 8 // databases; others are not checked
 )
 
-// checkedFiles are the databases that ReadError has looked at.
+// checkedFiles are the databases that ReadError has read.
 type checkedFiles struct {
 	mu     sync.Mutex // held while a file is read
 	byPath map[string]*checkedFile

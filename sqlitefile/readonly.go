@@ -11,17 +11,17 @@ import (
 
 // ReadOnly returns the DSN of a connection that changes nothing on disk, neither in the database
 // nor in the files that SQLite keeps beside it, and takes no lock that another process waits for.
-// Which way that is possible depends on what is there:
+// How it does that depends on the files beside the database:
 //
-//   - The index of a write-ahead log (-shm), as while a process has the database open, or after
-//     it was killed: it is only read (readonly_shm). If no process uses the database, SQLite
-//     makes an index in memory.
-//   - A log without an index, as in a copy of the files: SQLite would have to make the index, so
+//   - An index of a write-ahead log (-shm), while a process has the database open or after it was
+//     killed: SQLite reads it without writing (readonly_shm), and makes its own index in memory if no
+//     process uses the database.
+//   - A log without an index, as in a copy of the files: SQLite would have to write the index, so
 //     the files are copied into a private temporary directory.
 //   - Neither: the file is complete, and is opened as immutable, without a lock. If a process
 //     begins to write meanwhile, reads may fail.
 //
-// done removes the copy; call it after the connection is closed.
+// done removes the copy, if there is one; call it after the connection is closed.
 func ReadOnly(path, query string) (dsn string, done func() error, err error) {
 	done = func() error { return nil }
 	if query != "" {

@@ -58,19 +58,31 @@ func TestMain(m *testing.M) {
 	if path == "" {
 		sqlitefiletest.Main(m)
 	}
-	t := &testing.B{}
-	db := openDB(t, path)
-	mustExec(t, db, "CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT NOT NULL) STRICT")
-	for range 20 {
-		mustExec(t, db, "INSERT INTO t(v) VALUES ('a row')")
-	}
-	fmt.Println("ready")
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	if err := db.Close(); err != nil {
+	if err := holdDatabase(path); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// holdDatabase makes a database with 20 rows, most of them in its log, and closes it at the end of stdin.
+func holdDatabase(path string) error {
+	db, err := sql.Open("sqlite", DSN(path, "_journal_mode=WAL"))
+	if err != nil {
+		return err
+	}
+	db.SetMaxOpenConns(1)
+	if _, err := db.Exec("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT NOT NULL) STRICT"); err != nil {
+		return err
+	}
+	for range 20 {
+		if _, err := db.Exec("INSERT INTO t(v) VALUES ('a row')"); err != nil {
+			return err
+		}
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return db.Close()
 }
 
 // startWriter starts such a process; stop ends it. Two connections of one process would share

@@ -1,12 +1,14 @@
 // Package sqlitefile knows what SQLite database files look like on disk, for the stores that keep
 // their data in one.
 //
-//   - ScanWAL finds damage in a write-ahead log, which SQLite itself takes for the end of the log
-//     and ignores, together with every transaction behind it. A store calls it before SQLite
-//     opens the file.
-//   - File reads the rows of a database page by page, without its b-trees: what can be read of a
-//     file that SQLite cannot read.
-//   - Table reads the rows of one table in their order, by its b-tree, several times as fast as SQLite.
+//   - ScanWAL finds damage in a write-ahead log. SQLite takes it for the end of the log, and ignores
+//     every transaction behind it without an error. A store calls ScanWAL before SQLite opens the
+//     file.
+//   - File reads the rows of a database page by page, without its b-trees: all that can be read of
+//     a file that SQLite cannot read.
+//   - Table reads the rows of one table in order, by its b-tree, several times as fast as SQLite.
+//   - ReadOnly opens a database so that nothing on disk changes.
+//   - ReadError distinguishes a disk that returns errors from a file that is damaged.
 //   - DSN and Code are what all stores share when they use the driver.
 //
 // The formats are those of https://www.sqlite.org/fileformat2.html.

@@ -20,14 +20,14 @@ var ErrNotSound = errors.New("not a sound b-tree")
 // Table reads the rows of one table in the order of their row ids. It reads pages and does not ask
 // SQLite, which needs five times as long to return a row. It is for one goroutine.
 //
-// The file must hold all that was committed, with nothing left in a write-ahead log, and nobody may
+// The file must hold all that was committed, with nothing left in a write-ahead log, and no process may
 // write to it meanwhile. A Table detects pages that do not fit together, but the caller checks what the
 // rows say, and asks SQLite when they are not what it expects.
 type Table struct {
-	f      File
-	leaves []uint32
-	buf    []byte // pages that were read together
-	first  int    // the leaf at the beginning of buf
+	f      File     // without a write-ahead log
+	leaves []uint32 // page numbers, in the order of row ids
+	buf    []byte   // leaves that were read together
+	first  int      // the index in leaves of the first of these
 }
 
 // NewTable reads the table of an open file whose b-tree begins at the page root
@@ -48,18 +48,19 @@ func NewTable(db *os.File, root uint32) (*Table, error) {
 		f.pageSize = maxPageSize
 	}
 	f.size, f.usable = info.Size(), f.pageSize-int(header[20])
-	if string(header[:16]) != headerMagic || !isPageSize(f.pageSize) || f.usable < 480 {
+	if string(header[:16]) != headerMagic || !isPageSize(f.pageSize) || f.usable < minUsable {
 		return nil, ErrNotSound
 	}
 	f.pages = uint32(min(f.size/int64(f.pageSize), maxPages))
-	f.page, f.over = make([]byte, f.pageSize), make([]byte, f.pageSize)
+	f.page, f.overflowPage = make([]byte, f.pageSize), make([]byte, f.pageSize)
 	t.leaves, err = t.readTree(root)
 	return t, err
 }
 
-// Only returns a reader of some leaves of the table, for any goroutine.
+// Only returns a Table of some leaves, by their indexes. It has its own buffers, so that another
+// goroutine may use it.
 func (t *Table) Only(leaves []int) *Table {
-	c := &Table{f: File{db: t.f.db, size: t.f.size, pageSize: t.f.pageSize, usable: t.f.usable, pages: t.f.pages, over: make([]byte, t.f.pageSize)}}
+	c := &Table{f: File{db: t.f.db, size: t.f.size, pageSize: t.f.pageSize, usable: t.f.usable, pages: t.f.pages, overflowPage: make([]byte, t.f.pageSize)}}
 	for _, i := range leaves {
 		c.leaves = append(c.leaves, t.leaves[i])
 	}
@@ -86,7 +87,7 @@ func (t *Table) readTree(root uint32) ([]uint32, error) {
 			if below, err = t.appendChildren(below, t.f.page); err != nil {
 				return nil, err
 			}
-			if len(below) > int(t.f.pages) { // a circle
+			if len(below) > int(t.f.pages) { // a page is its own descendant
 				return nil, ErrNotSound
 			}
 		}

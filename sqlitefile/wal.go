@@ -31,10 +31,10 @@ type WALDamage struct {
 	Frame      int    // the first frame that cannot be used, counted from 1; 0: the header
 	Frames     int    // frames in the file
 	Offset     int64  // of that frame
-	Lost       int    // at least so many committed transactions are behind it
+	Lost       int    // committed transactions behind it, at least
 	NoDatabase bool   // the log is sound, but its database is missing or empty: SQLite would delete the log
 
-	salts uint64
+	salts uint64 // of the log, to recognize the same damage in a second scan
 }
 
 // Error implements error.
@@ -53,36 +53,36 @@ func (e *WALDamage) Error() string {
 // a *WALDamage if the log holds committed transactions that SQLite would ignore, nil if the log is
 // sound or absent, and any other error if it cannot be read. It writes nothing.
 //
-// SQLite reads a log up to the first frame whose checksum is wrong, because that is how a
-// transaction looks that a power cut interrupted, and ignores what is behind. A damaged frame in
-// the middle looks the same. ScanWAL tells them apart for a log whose writers all used
-// synchronous=FULL, where a transaction is synced before the next one is written:
+// SQLite reads a log up to the first frame whose checksum is wrong, and ignores what is behind it: a
+// transaction that a power cut interrupted looks like that. So does a damaged frame in the
+// middle. ScanWAL can distinguish the two if every writer of the log used synchronous=FULL, which
+// syncs a transaction before the next one is written:
 //
 //   - The checksum of each frame continues that of the frame before it. A frame that continues a
 //     commit frame was therefore written after that commit was synced. If both are behind the
 //     first unusable frame, and have the salts of the header, then all frames up to the commit
 //     were on the disk once: the unusable frame is damage.
-//   - Frames behind the end of the log are no proof by themselves: a transaction that was rolled
-//     back, or that a power cut interrupted, leaves frames there, also with a commit frame. What
-//     it never leaves is a frame that continues that commit frame. Frames with other salts are
-//     of an earlier log, whose content is in the database.
+//   - Frames behind the end of the log are no proof by themselves. A transaction that was rolled
+//     back, or that a power cut interrupted, leaves frames there, possibly with a commit frame, but
+//     never a frame that continues that commit frame. Frames with other salts are of an earlier
+//     log, whose content is in the database.
 //   - The header is synced before the first frame. If it is damaged, then a transaction of two
 //     frames or more behind it is lost unless the database has the newest version of all of its
 //     pages: a power cut during the first write of a new header leaves frames of the log before,
 //     which the database has.
 //
 // A store that opens the log of a process that was killed should checkpoint it before it writes. The
-// last transaction may be complete and not synced, and then a power cut that tears it together with
-// the next one looks like damage.
+// last transaction may be complete and not synced: a power cut that tears it together with the next
+// one would look like damage.
 //
-// Not decided, and taken for the end of the log as SQLite does: damage to the last transaction,
-// or to the last two if the commit frame of the first of them is destroyed with its header (it then
-// looks like one interrupted transaction); a log that was cut off at its end, removed, or replaced
-// by an older one. Stores detect those by a record of the newest transaction elsewhere.
+// ScanWAL does not detect damage to the last transaction, or to the last two if the commit frame of
+// the first of them is destroyed with its header, since that looks like one interrupted transaction. Nor
+// does it detect a log that was cut off at its end, removed, or replaced by an older one. Stores
+// detect those by a record of the newest transaction that they keep elsewhere.
 //
-// Other processes may use the database meanwhile: damage is reported only if it is seen twice in
-// the same place. ScanWAL opens the database file itself only if the header of the log is damaged;
-// the caller's process should have no SQLite connection to it then, as closing a file drops a
+// Other processes may use the database meanwhile: damage is reported only if two scans see it in the
+// same place. ScanWAL opens the database itself only if the header of the log is damaged. The
+// process should have no SQLite connection to the database then, since closing a file drops a
 // process's locks on it.
 func ScanWAL(path string) error {
 	var seen *WALDamage
@@ -96,7 +96,7 @@ func ScanWAL(path string) error {
 		}
 		seen = damage // perhaps a frame that is being written
 	}
-	return nil // the log changes faster than it can be read, so SQLite reads it
+	return nil // the log changes faster than it can be read, so its writer is able to use it
 }
 
 // scanWALOnce is one pass of ScanWAL.
@@ -123,7 +123,7 @@ func scanWALOnce(path string) (*WALDamage, error) {
 	return nil, nil
 }
 
-// wal is a write-ahead log that is read. Frames are counted from 1.
+// wal is an open write-ahead log. Its frames are counted from 1.
 type wal struct {
 	path     string // of the database
 	file     *os.File
@@ -139,7 +139,7 @@ type wal struct {
 	valid    int // frames up to the last commit that SQLite reads
 	commits  int // transactions in them
 	firstBad int // the first frame that SQLite does not read, 0 if the header is damaged
-	lost     int // committed transactions behind it, as far as that is proven; 0: no damage
+	lost     int // committed transactions that are proven to be behind it; 0: no damage
 	lastLost int // the commit frame of the last of them
 }
 
@@ -310,11 +310,11 @@ func (w *wal) scan() error {
 		return err
 	}
 	if !w.headerOK && w.lost > 0 {
-		same, err := w.inDatabase()
+		nothingLost, err := w.inDatabase()
 		if err != nil {
 			return err
 		}
-		if same {
+		if nothingLost {
 			w.lost, w.lastLost = 0, 0
 		}
 	}
@@ -365,7 +365,8 @@ func (w *wal) scanBehind(first int) error {
 	return nil
 }
 
-// inDatabase reports whether the database has the newest version of each page in the log.
+// inDatabase reports whether the database has the newest version of each page in the log: then nothing
+// is lost with the log.
 func (w *wal) inDatabase() (bool, error) {
 	db, err := os.Open(w.path)
 	if errors.Is(err, fs.ErrNotExist) {
