@@ -1,5 +1,5 @@
-// Package statedir watches the directory in which the daemon keeps its state: a card that is full,
-// read-only, failing or hung shows within ten seconds, and so does its end.
+// Package statedir watches the directory in which the daemon keeps its state, which is often on an SD
+// card: it detects within ten seconds that the card is full, read-only, failing or hung, or works again.
 //
 //	m := statedir.New(dir)
 //	for range ticker.C {       // each few seconds, in any goroutine of the caller's
@@ -13,9 +13,9 @@
 // # What a probe does
 //
 // A probe must not wear the card. It asks the kernel about free space and flags, reads a block of a
-// file past the page cache, and checks whether the block device finishes its requests; none of that
-// writes. It replaces the file only after a failure, once an hour, or on filesystems that
-// are not on a disk of this machine.
+// file past the page cache, and checks whether the block device finishes its requests. Only after a
+// failure, once an hour, or on a filesystem that is not on a disk of this machine, it also replaces
+// the file.
 //
 // # Goroutines
 //
@@ -32,7 +32,7 @@ import (
 // State is the state of a directory.
 type State string
 
-// States. Later ones hide earlier ones.
+// The states.
 const (
 	OK       State = "ok"
 	Full     State = "full"
@@ -68,7 +68,7 @@ type Status struct {
 type Monitor struct {
 	dir   string
 	probe func(p *prober, write bool) result
-	slot  chan struct{} // holds a token while no Do runs
+	slot  chan struct{} // capacity 1; holds a token while no access of Do runs
 
 	mu      sync.Mutex // protects the fields below
 	prober  prober     // used by the goroutine of the probe that runs
@@ -99,7 +99,8 @@ func New(dir string) *Monitor {
 // Dir returns the directory.
 func (m *Monitor) Dir() string { return m.dir }
 
-// Poll starts a probe, unless one runs. isSuspect makes it write: somebody else could not.
+// Poll starts a probe, unless one is running. isSuspect says that somebody else could not write to the
+// directory: the probe then writes as well.
 func (m *Monitor) Poll(isSuspect bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,8 +144,8 @@ func (m *Monitor) Status() Status {
 }
 
 // Do runs an access to the directory in a goroutine and waits for it, five seconds at most. One
-// access runs at a time. After ErrHung fn may still run: it shares nothing with the caller but what
-// it returns.
+// access runs at a time. After ErrHung fn may still be running, so it must not use variables of the
+// caller.
 func Do[T any](m *Monitor, fn func() (T, error)) (T, error) {
 	type answer struct {
 		v   T

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -21,25 +22,27 @@ import (
 	"agentctl/relay/storage"
 )
 
-// disk is the disk of a test: it hangs or fails while the test sets that.
+// disk is the disk of a test. It works until the test sets a fault (disk.set).
 type disk struct {
-	mu          sync.Mutex // protects the fields below
-	hang        chan struct{}
-	writeErr    error
-	maxWrite    int // bytes of one write, if writeErr is set
+	mu          sync.Mutex    // protects the fields below
+	hang        chan struct{} // a write does not end before it is closed; nil: writes do not hang
+	writeErr    error         // of writes, which store maxWrite bytes
+	maxWrite    int
 	syncErr     error
-	renameErr   error
-	renamesLeft int // that succeed all the same
+	renameErr   error // of renames after the next renamesLeft
+	renamesLeft int
 	openErr     error
 	lie         bool // a write stores half and reports success
-	syncs       int
+	syncs       int  // how many there were
 }
 
+// testFile is a file on such a disk.
 type testFile struct {
 	*os.File
 	d *disk
 }
 
+// attach puts the files of a log on the disk.
 func (d *disk) attach(l *Log) {
 	for _, f := range []*rotatingFile{l.writer.decisions, l.writer.refusals} {
 		f.operation = operations{open: d.open, rename: d.rename}
@@ -47,6 +50,7 @@ func (d *disk) attach(l *Log) {
 	}
 }
 
+// set changes the fields.
 func (d *disk) set(fn func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -79,7 +83,7 @@ func (d *disk) rename(from, to string) error {
 
 func (f *testFile) Write(b []byte) (int, error) {
 	f.d.mu.Lock()
-	hang, err, most, lie := f.d.hang, f.d.writeErr, f.d.maxWrite, f.d.lie
+	hang, err, maxWrite, lie := f.d.hang, f.d.writeErr, f.d.maxWrite, f.d.lie
 	f.d.mu.Unlock()
 	if hang != nil {
 		<-hang
@@ -91,7 +95,7 @@ func (f *testFile) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	if err != nil {
-		n, _ := f.File.Write(b[:min(most, len(b))])
+		n, _ := f.File.Write(b[:min(maxWrite, len(b))])
 		return n, err
 	}
 	return f.File.Write(b)
@@ -104,6 +108,17 @@ func (f *testFile) Sync() error {
 	return f.d.syncErr
 }
 
+// hangWrites lets writes hang until release is called.
+func (d *disk) hangWrites() (release func()) {
+	hang := make(chan struct{})
+	d.set(func() { d.hang = hang })
+	return func() {
+		d.set(func() { d.hang = nil })
+		close(hang)
+	}
+}
+
+// synced returns the number of syncs.
 func (d *disk) synced() (n int) {
 	d.set(func() { n = d.syncs })
 	return n
@@ -125,13 +140,24 @@ func open(t *testing.T, o Options) (*Log, *disk) {
 	return l, d
 }
 
-// record is one of an actor, with a number.
+// run runs a log; stop ends Run, closes the log and returns their errors.
+func run(l *Log) (stop func() error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- l.Run(ctx) }()
+	return func() error {
+		cancel()
+		return errors.Join(<-done, l.Close())
+	}
+}
+
+// record returns a record of an actor; its number is the trace id.
 func record(actor string, n int) *kernel.Record {
 	return &kernel.Record{Tenant: "default", Actor: actor, Decision: kernel.Allowed, TraceID: fmt.Sprint(n)}
 }
 
-// readLines returns the lines of all parts of a file, the oldest first, and fails for one that is
-// no JSON.
+// readLines returns the lines of all parts of a file, the oldest first. A line that is not JSON ends the
+// test.
 func readLines(t *testing.T, path string) []map[string]any {
 	t.Helper()
 	var all []byte
@@ -155,6 +181,28 @@ func readLines(t *testing.T, path string) []map[string]any {
 		list = append(list, m)
 	}
 	return list
+}
+
+// checkNumbers wants the lines of records 0 to n-1, in this order.
+func checkNumbers(t *testing.T, lines []map[string]any, n int) {
+	t.Helper()
+	if len(lines) < n {
+		t.Fatalf("there are %d lines, want %d", len(lines), n)
+	}
+	for i, m := range lines[:n] {
+		if m["trace_id"] != fmt.Sprint(i) {
+			t.Fatalf("line %d is %v, want number %d", i+1, m, i)
+		}
+	}
+}
+
+// wantFault checks that an error is a fault of the store of some kind.
+func wantFault(t *testing.T, what string, err error, want storage.Kind) {
+	t.Helper()
+	var fault *storage.Error
+	if !errors.As(err, &fault) || fault.Kind != want || !errors.Is(err, errNotWritten) {
+		t.Errorf("%s: got %v, want a fault of kind %q", what, err, want)
+	}
 }
 
 func (l *Log) decisionsPath() string { return l.writer.decisions.path }
@@ -186,59 +234,54 @@ func TestLine(t *testing.T) {
 }
 
 // TestHangingDisk: while a write hangs, Write returns at once and loses only what is beyond an
-// identity's share; nobody else loses anything, nor does anybody once the disk answers again.
+// identity's share. Others lose nothing, and nobody does once the disk answers again.
 func TestHangingDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d := open(t, Options{})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
-		hang := make(chan struct{})
-		d.set(func() { d.hang = hang })
+		stop := run(l)
+		release := d.hangWrites()
 		l.Write(record("first", 0))
 		time.Sleep(time.Second) // the writer hangs
-		const flood = 20000
-		started := time.Now()
+
+		const flood, others = 20_000, 200
+		began := time.Now()
 		for i := range flood {
 			l.Write(record("flood", i))
-			if i%100 == 0 {
-				l.Write(record("good", i))
+			if i%(flood/others) == 0 {
+				l.Write(record("other", i))
 			}
 		}
-		if time.Since(started) > 0 {
-			t.Error("a Write waited for the disk")
+		if time.Since(began) > 0 {
+			t.Errorf("the calls of Write took %v, want none to wait", time.Since(began))
 		}
-		if err := l.Commit(ctx, record("admin", 1)); !errors.Is(err, errNotWritten) || time.Since(started) != commitTimeout {
-			t.Errorf("Commit: %v after %s", err, time.Since(started))
+		wantFault(t, "Commit on the hanging disk", l.Commit(t.Context(), record("admin", 1)), storage.Hung)
+		if time.Since(began) != commitTimeout {
+			t.Errorf("Commit took %v, want %v", time.Since(began), commitTimeout)
 		}
-		var fault *storage.Error
-		if err := l.Commit(ctx, record("admin", 2)); !errors.As(err, &fault) || fault.Kind != storage.Hung {
-			t.Errorf("Commit: %v", err)
-		}
-		d.set(func() { d.hang = nil })
-		close(hang)
+		release()
 		time.Sleep(time.Second)
-		if err := l.Commit(ctx, record("admin", 3)); err != nil {
-			t.Error(err)
+		if err := l.Commit(t.Context(), record("admin", 2)); err != nil {
+			t.Errorf("Commit afterwards: %v", err)
 		}
-		cancel()
-		if err := errors.Join(<-done, l.Close()); err != nil {
+		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
+
 		count := make(map[string]int)
-		for _, m := range readLines(t, l.decisionsPath()) {
+		lines := readLines(t, l.decisionsPath())
+		for _, m := range lines {
 			count[m["actor"].(string)]++
 		}
+		const half = maxCost / minCost / 2 // the share of one identity
+		if count["first"] != 1 || count["other"] != others || count["admin"] != 1 || count["flood"] < half*9/10 || count["flood"] > half {
+			t.Errorf("lines by actor: %v; want first 1, other %d, admin 1, flood about %d", count, others, half)
+		}
 		s := l.Stats()
-		half := maxCost / minCost / 2
-		if count["first"] != 1 || count["good"] != flood/100 || count["admin"] != 1 || count["flood"] < half*9/10 || count["flood"] > half {
-			t.Errorf("written: %v, want 1, %d, 1, and about %d of the flood", count, flood/100, half)
+		if want := (Loss{"share", "agent", uint64(flood - count["flood"])}); s.Losses[0] != want || s.Lost != want.Lines+1 {
+			t.Errorf("the losses are %+v, want %+v and one commit", s, want)
 		}
-		if lost := s.Losses[0]; lost != (Loss{"share", "agent", uint64(flood - count["flood"])}) || s.Lost != lost.Lines+2 {
-			t.Errorf("counted as lost: %+v", s)
-		}
-		if s.Lines != uint64(len(readLines(t, l.decisionsPath()))) {
-			t.Errorf("%d lines counted", s.Lines)
+		if s.Lines != uint64(len(lines)) {
+			t.Errorf("%d lines are counted, want %d", s.Lines, len(lines))
 		}
 	})
 }
@@ -284,55 +327,73 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestFailingDisk: lines wait for a disk that fails, are not cut in two, and commits fail at once.
-func TestFailingDisk(t *testing.T) {
+// TestFullDisk: lines wait for space and are not cut in two; a commit fails at once.
+func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		watch := storage.NewWatch(Store)
-		var events [][]Loss
-		l, d := open(t, Options{Watch: watch, OnLost: func(lost []Loss) { events = append(events, lost) }})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
-		d.set(func() { d.writeErr, d.maxWrite = syscall.ENOSPC, 30 })
-		for i := range 100 {
+		l, d := open(t, Options{Watch: watch})
+		stop := run(l)
+		d.set(func() { d.writeErr, d.maxWrite = syscall.ENOSPC, 30 }) // a part of a line fits
+		const lines = 100
+		for i := range lines {
 			l.Write(record("ci", i))
 			time.Sleep(10 * time.Millisecond)
 		}
 		if p := watch.Problems(); len(p) != 1 || p[0].Kind != storage.Full {
-			t.Errorf("problems: %+v", p)
+			t.Errorf("the problems are %+v, want a full disk", p)
 		}
-		started := time.Now()
-		var fault *storage.Error
-		if err := l.Commit(ctx, record("admin", 0)); !errors.As(err, &fault) || fault.Kind != storage.Full || time.Since(started) > writeInterval {
-			t.Errorf("Commit: %v after %s", err, time.Since(started))
+		began := time.Now()
+		wantFault(t, "Commit on the full disk", l.Commit(t.Context(), record("admin", 0)), storage.Full)
+		if time.Since(began) > writeInterval {
+			t.Errorf("Commit took %v, want at most %v", time.Since(began), writeInterval)
 		}
 		d.set(func() { d.writeErr = nil })
 		time.Sleep(2 * time.Second)
-		if p := watch.Problems(); len(p) != 1 || !p[0].Warning { // the commit was lost
-			t.Errorf("problems: %+v", p)
+		if p := watch.Problems(); len(p) != 1 || p[0].Kind != storage.Lost || !p[0].Warning {
+			t.Errorf("with space again the problems are %+v, want a warning for the lost commit", p)
 		}
-		d.set(func() { d.syncErr = syscall.EIO })
-		if err := l.Commit(ctx, record("admin", 1)); !errors.As(err, &fault) || fault.Kind != storage.Failing {
-			t.Errorf("Commit without a sync: %v", err)
-		}
-		d.set(func() { d.syncErr = nil })
-		time.Sleep(2 * time.Second)
-		if p := watch.Problems(); len(p) != 1 || !p[0].Warning {
-			t.Errorf("problems: %+v", p)
-		}
-		time.Sleep(2 * time.Minute)
-		cancel()
-		if err := errors.Join(<-done, l.Close()); err != nil {
+		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
-		if len(events) != 2 || events[0][0] != (Loss{"storage", "admin", 1}) { // a minute apart
-			t.Errorf("reported: %+v", events)
+		checkNumbers(t, readLines(t, l.decisionsPath()), lines)
+	})
+}
+
+// TestFailingSync: a commit that is written and not synced fails.
+func TestFailingSync(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d := open(t, Options{})
+		stop := run(l)
+		d.set(func() { d.syncErr = syscall.EIO })
+		wantFault(t, "Commit", l.Commit(t.Context(), record("admin", 1)), storage.Failing)
+		d.set(func() { d.syncErr = nil })
+		if err := l.Commit(t.Context(), record("admin", 2)); err != nil {
+			t.Errorf("Commit afterwards: %v", err)
 		}
-		lines := readLines(t, l.decisionsPath())
-		for i := range 100 {
-			if lines[i]["trace_id"] != fmt.Sprint(i) {
-				t.Fatalf("line %d is %v", i, lines[i])
-			}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// TestOnLost: losses are reported at most once a minute, and each of them once.
+func TestOnLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reports [][]Loss
+		l, d := open(t, Options{OnLost: func(lost []Loss) { reports = append(reports, lost) }})
+		stop := run(l)
+		d.set(func() { d.syncErr = syscall.EIO })
+		for i := range 3 {
+			_ = l.Commit(t.Context(), record("admin", i))
+			time.Sleep(2 * time.Second)
+		}
+		d.set(func() { d.syncErr = nil })
+		time.Sleep(3 * time.Minute)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if len(reports) != 2 || reports[0][0] != (Loss{"storage", "admin", 1}) || reports[1][0] != (Loss{"storage", "admin", 2}) {
+			t.Errorf("the reports are %+v, want one lost commit, and two a minute later", reports)
 		}
 	})
 }
@@ -359,110 +420,121 @@ func TestLyingDisk(t *testing.T) {
 	}
 }
 
-// TestStop: Run and Close return in bounded time when the disk hangs, and say so; what is queued
-// is counted as lost.
+// TestStop: Run and Close return in bounded time when the disk hangs, and say so. What was queued is
+// counted as lost.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d := open(t, Options{})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
-		hang := make(chan struct{})
-		d.set(func() { d.hang = hang })
+		stop := run(l)
+		release := d.hangWrites()
 		l.Write(record("ci", 0))
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) // the writer hangs
 		l.Write(record("ci", 1))
-		started := time.Now()
-		cancel()
-		if err := <-done; !errors.Is(err, ErrHung) || time.Since(started) != closeTimeout {
-			t.Errorf("Run: %v after %s", err, time.Since(started))
-		}
-		if err := l.Close(); err != nil || time.Since(started) != closeTimeout {
-			t.Errorf("Close: %v after %s", err, time.Since(started))
+		began := time.Now()
+		if err := stop(); !errors.Is(err, ErrHung) || time.Since(began) != closeTimeout {
+			t.Errorf("got %v after %v, want ErrHung after %v", err, time.Since(began), closeTimeout)
 		}
 		l.Write(record("ci", 2))
 		if err := l.Commit(t.Context(), record("ci", 3)); !errors.Is(err, errNotWritten) {
-			t.Errorf("Commit: %v", err)
+			t.Errorf("Commit after Close: got %v, want errNotWritten", err)
 		}
-		if s := l.Stats(); s.Lost != 3 {
-			t.Errorf("lost: %+v", s)
+		if s := l.Stats(); s.Lost != 3 { // records 1, 2 and 3
+			t.Errorf("%d records were lost, want 3: %+v", s.Lost, s)
 		}
-		close(hang) // the writer that was left behind ends
+		release() // the writer that was left behind ends
 	})
-	synctest.Test(t, func(t *testing.T) { // without Run
-		l, d := open(t, Options{})
-		l.Write(record("ci", 0))
-		d.set(func() { d.writeErr = syscall.EIO })
-		if err := l.Close(); err != nil {
-			t.Error(err)
+}
+
+// TestCloseWithoutRun: what a disk that fails does not take is counted as lost.
+func TestCloseWithoutRun(t *testing.T) {
+	l, d := open(t, Options{})
+	l.Write(record("ci", 0))
+	d.set(func() { d.writeErr = syscall.EIO })
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if s := l.Stats(); s.Lost != 1 || s.Lines != 0 {
+		t.Errorf("%d records were lost and %d lines written, want 1 and none", s.Lost, s.Lines)
+	}
+}
+
+// writeNumbered writes records with the numbers from n on whose lines have some bytes together, and
+// returns the next number. A hundred of them are flushed at a time.
+func writeNumbered(l *Log, n, bytes int) int {
+	const lineBytes = 110 // of one line, about
+	for range bytes / lineBytes {
+		l.Write(record("ci", n))
+		if n++; n%100 == 0 {
+			l.Flush()
 		}
-		if s := l.Stats(); s.Lost != 1 || s.Lines != 0 {
-			t.Errorf("%+v", s)
+	}
+	l.Flush()
+	return n
+}
+
+// filesBytes returns the size of all files of a log.
+func filesBytes(t *testing.T, dir string) (n int64) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if st, err := e.Info(); err == nil {
+			n += st.Size()
+		}
+	}
+	return n
+}
+
+// TestRotation: while the file is rotated its parts together have the newest lines, and stay within the
+// bound.
+func TestRotation(t *testing.T) {
+	l, _ := open(t, Options{MaxBytes: MinBytes})
+	n := writeNumbered(l, 0, 20*int(l.writer.decisions.partSize))
+	if total := filesBytes(t, l.opt.Dir); total > MinBytes || total < MinBytes*3/4 {
+		t.Errorf("the files have %d bytes, want nearly %d", total, MinBytes)
+	}
+	lines := readLines(t, l.decisionsPath())
+	if last := lines[len(lines)-1]["trace_id"]; last != fmt.Sprint(n-1) || l.Stats().Lost != 0 {
+		t.Errorf("the newest line is %v and %d are lost, want number %d and none", last, l.Stats().Lost, n-1)
+	}
+}
+
+// TestFailingRotation: whichever rename fails, and if the next file cannot be made, no line is lost.
+func TestFailingRotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d := open(t, Options{MaxBytes: MinBytes})
+		part := int(l.writer.decisions.partSize)
+		n := writeNumbered(l, 0, 3*part)
+		for succeed := range 4 { // renames, before one fails
+			d.set(func() { d.renameErr, d.renamesLeft = syscall.EIO, succeed })
+			n = writeNumbered(l, n, part)
+			time.Sleep(2 * time.Second) // a failed rotation is tried again
+			n = writeNumbered(l, n, part/10)
+			d.set(func() { d.renameErr, d.openErr = nil, syscall.ENOSPC })
+			time.Sleep(2 * time.Second)
+			n = writeNumbered(l, n, part/2)
+			d.set(func() { d.openErr = nil })
+			time.Sleep(2 * time.Second)
+			n = writeNumbered(l, n, part/2)
+		}
+		lines := readLines(t, l.decisionsPath())
+		checkNumbers(t, lines, n)
+		if len(lines) != n {
+			t.Errorf("there are %d lines, want %d", len(lines), n)
 		}
 	})
 }
 
-// TestRotation: the parts together hold every line, in order, within the bound; also while
-// renames fail, wherever they do.
-func TestRotation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l, d := open(t, Options{MaxBytes: MinBytes})
-		n := 0
-		write := func(bytes int) {
-			for range bytes / 110 {
-				l.Write(record("ci", n))
-				if n++; n%100 == 0 {
-					l.Flush()
-				}
-			}
-			l.Flush()
-		}
-		part := int(l.writer.decisions.partSize)
-		write(3 * part)
-		for left := range 4 { // renames that succeed before one fails
-			d.set(func() { d.renameErr, d.renamesLeft = syscall.EIO, left })
-			write(part)
-			time.Sleep(2 * time.Second)
-			write(part / 10)
-			d.set(func() { d.renameErr = nil })
-			d.set(func() { d.openErr = syscall.ENOSPC }) // the file is renamed, and no other can be made
-			time.Sleep(2 * time.Second)
-			write(part / 2)
-			d.set(func() { d.openErr = nil })
-			time.Sleep(2 * time.Second)
-			write(part / 2)
-		}
-		lines := readLines(t, l.decisionsPath())
-		if len(lines) != n {
-			t.Fatalf("%d lines, want %d", len(lines), n)
-		}
-		for i, m := range lines {
-			if m["trace_id"] != fmt.Sprint(i) {
-				t.Fatalf("line %d is %v", i, m)
-			}
-		}
-		write(20 * part)
-		total := int64(0)
-		entries, err := os.ReadDir(l.opt.Dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
-			if st, err := e.Info(); err == nil {
-				total += st.Size()
-			}
-		}
-		lines = readLines(t, l.decisionsPath())
-		if total > MinBytes || total < MinBytes*3/4 || lines[len(lines)-1]["trace_id"] != fmt.Sprint(n-1) || l.Stats().Lost != 0 {
-			t.Errorf("%d bytes in %d files, %d lost", total, len(entries), l.Stats().Lost)
-		}
-		// Renames that fail for ever: the file stops at the bound.
-		d.set(func() { d.renameErr, d.renamesLeft = syscall.EIO, 0 })
-		write(2 * MinBytes)
-		if st, err := os.Stat(l.decisionsPath()); err != nil || st.Size() > MinBytes+chunkSize {
-			t.Errorf("%v, %v", st, err)
-		}
-	})
+// TestRotationNeverSucceeds: the file stops growing at the bound.
+func TestRotationNeverSucceeds(t *testing.T) {
+	l, d := open(t, Options{MaxBytes: MinBytes})
+	d.set(func() { d.renameErr, d.renamesLeft = syscall.EIO, 0 })
+	writeNumbered(l, 0, 2*MinBytes)
+	if st, err := os.Stat(l.decisionsPath()); err != nil || st.Size() < MinBytes || st.Size() > MinBytes+chunkSize {
+		t.Errorf("the file has %d bytes, %v; want about %d", st.Size(), err, MinBytes)
+	}
 }
 
 // TestMovedFile: lines go to the path after somebody has moved the file away, and a line of which
@@ -556,95 +628,115 @@ func TestAge(t *testing.T) {
 	}
 }
 
-// TestRefusals: strangers get one line for each address and minute in a separate file, bounded
-// by the number of addresses, while the disk hangs as well.
+// refuse writes n refusals of an address.
+func refuse(l *Log, n int, address, tool, reason string) {
+	for range n {
+		l.Write(&kernel.Record{Address: netip.MustParseAddr(address), Tool: tool, Decision: kernel.Denied, Reason: reason, TraceID: "t"})
+	}
+}
+
+// TestRefusals: callers without an identity get one line for each address and minute, in a separate file.
+// An IPv6 address counts with its /64. A plugin is no stranger.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, d := open(t, Options{})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
-		refuse := func(address, tool, reason string, n int) {
-			for range n {
-				l.Write(&kernel.Record{Address: netip.MustParseAddr(address), Tool: tool, Decision: kernel.Denied, Reason: reason, TraceID: "t"})
-			}
-		}
-		path := l.writer.refusals.path
+		l, _ := open(t, Options{})
+		stop := run(l)
 		l.Write(record("ci", 0))
-		l.Write(&kernel.Record{Actor: kernel.PluginActor + "notes", Decision: kernel.Denied, Reason: "consent"}) // no stranger
-		refuse("192.0.2.1", "", "no_token", 1000)
-		refuse("192.0.2.1", "enroll", "code_unknown", 2)
-		refuse("2001:db8:0:1::1", "", "invalid", 3)
-		refuse("2001:db8:0:1:ffff::2", "", "invalid", 4)
-		time.Sleep(61 * time.Second)
-		lines := readLines(t, path)
+		l.Write(&kernel.Record{Actor: kernel.PluginActor + "notes", Decision: kernel.Denied, Reason: "consent"})
+		refuse(l, 1000, "192.0.2.1", "", "no_token")
+		refuse(l, 2, "192.0.2.1", "enroll", "code_unknown")
+		refuse(l, 3, "2001:db8:0:1::1", "", "invalid")
+		refuse(l, 4, "2001:db8:0:1:ffff::2", "", "invalid")
+		time.Sleep(time.Minute + time.Second)
 		got := make(map[string]string)
-		for _, m := range lines {
+		for _, m := range readLines(t, l.writer.refusals.path) {
 			got[m["address"].(string)] = fmt.Sprint(m["count"], m["reasons"])
 		}
-		if len(lines) != 2 || got["192.0.2.1"] != "1002 map[enroll code_unknown:2 no_token:1000]" || got["2001:db8:0:1::/64"] != "7 map[invalid:7]" {
-			t.Errorf("%v", got)
+		want := map[string]string{
+			"192.0.2.1":         "1002 map[enroll code_unknown:2 no_token:1000]",
+			"2001:db8:0:1::/64": "7 map[invalid:7]",
 		}
-		hang := make(chan struct{})
-		d.set(func() { d.hang = hang })
-		for i := range 3 * maxRefusalAddresses {
-			for reason := range 12 {
-				refuse(fmt.Sprintf("10.0.%d.%d", i/256, i%256), "", fmt.Sprint(reason), 1)
-			}
+		if !maps.Equal(got, want) {
+			t.Errorf("the refusals by address are %v, want %v", got, want)
 		}
-		l.Write(record("ci", 1))
-		time.Sleep(5 * time.Minute)
-		d.set(func() { d.hang = nil })
-		close(hang)
-		time.Sleep(time.Minute)
-		cancel()
-		if err := errors.Join(<-done, l.Close()); err != nil {
+		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
-		lines = readLines(t, path)[2:]
-		total := 0.0
-		for _, m := range lines {
-			total += m["count"].(float64)
-			if reasons := m["reasons"].(map[string]any); len(reasons) > maxRefusalReasons {
-				t.Fatalf("%d reasons", len(reasons))
-			}
-		}
-		if len(lines) != maxRefusalAddresses+1 || total != 3*maxRefusalAddresses*12 {
-			t.Errorf("%d lines for %v refusals", len(lines), total)
-		}
-		if n := len(readLines(t, l.decisionsPath())); n != 3 || l.Stats().Refusals != 1009+3*maxRefusalAddresses*12 {
-			t.Errorf("%d decisions, %+v", n, l.Stats())
+		if n := len(readLines(t, l.decisionsPath())); n != 2 || l.Stats().Refusals != 1009 {
+			t.Errorf("%d decisions and %d refusals, want 2 and 1009", n, l.Stats().Refusals)
 		}
 	})
 }
 
-// TestCommitIsDurable: what was committed was synced, after everything that came before it.
+// TestManyRefusals: while the disk hangs, refusals of any number of addresses take bounded memory, and
+// each of them is counted.
+func TestManyRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d := open(t, Options{})
+		stop := run(l)
+		release := d.hangWrites()
+		const addresses, reasons = 3 * maxRefusalAddresses, maxRefusalReasons + 4
+		for i := range addresses {
+			for reason := range reasons {
+				refuse(l, 1, fmt.Sprintf("10.0.%d.%d", i/256, i%256), "", fmt.Sprint(reason))
+			}
+		}
+		l.Write(record("ci", 1))
+		time.Sleep(5 * time.Minute)
+		release()
+		time.Sleep(time.Minute)
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		lines, total := readLines(t, l.writer.refusals.path), 0.0
+		for _, m := range lines {
+			total += m["count"].(float64)
+			if n := len(m["reasons"].(map[string]any)); n > maxRefusalReasons {
+				t.Fatalf("a line has %d reasons, want at most %d", n, maxRefusalReasons)
+			}
+		}
+		if len(lines) != maxRefusalAddresses+1 || total != addresses*reasons {
+			t.Errorf("%d lines count %v refusals, want %d lines with %d", len(lines), total, maxRefusalAddresses+1, addresses*reasons)
+		}
+	})
+}
+
+// TestCommitIsDurable: a commit returns after its line was synced, and everything that came before it.
 func TestCommitIsDurable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d := open(t, Options{})
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- l.Run(ctx) }()
+		stop := run(l)
 		l.Write(record("ci", 0))
-		started := time.Now()
-		if err := l.Commit(ctx, record("admin", 1)); err != nil || time.Since(started) > 0 || d.synced() != 1 {
-			t.Errorf("%v after %s and %d syncs", err, time.Since(started), d.synced())
+		began := time.Now()
+		if err := l.Commit(t.Context(), record("admin", 1)); err != nil || time.Since(began) > 0 || d.synced() != 1 {
+			t.Errorf("got %v after %v and %d syncs, want no error at once and one sync", err, time.Since(began), d.synced())
 		}
-		if lines := readLines(t, l.decisionsPath()); len(lines) != 2 || lines[1]["actor"] != "admin" {
-			t.Errorf("%v", lines)
+		checkNumbers(t, readLines(t, l.decisionsPath()), 2)
+		if err := stop(); err != nil {
+			t.Fatal(err)
 		}
-		// Once a second when something was written, and not otherwise.
+	})
+}
+
+// TestSyncs: the log is synced once a second while something is written, and not otherwise.
+func TestSyncs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, d := open(t, Options{})
+		stop := run(l)
 		time.Sleep(10 * time.Second)
-		before := d.synced()
-		for range 50 {
-			l.Write(record("ci", 1))
+		if n := d.synced(); n != 0 {
+			t.Errorf("%d syncs of an idle log, want none", n)
+		}
+		for i := range 50 {
+			l.Write(record("ci", i))
 			time.Sleep(100 * time.Millisecond)
 		}
-		if n := d.synced() - before; n < 4 || n > 6 {
-			t.Errorf("%d syncs in 5 s", n)
+		if n := d.synced(); n < 4 || n > 6 {
+			t.Errorf("%d syncs in 5 s, want about 5", n)
 		}
-		cancel()
-		<-done
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
 	})
 }
 

@@ -39,19 +39,20 @@ type rotatingFile struct {
 	operation operations
 
 	file    file      // nil: it could not be opened
-	size    int64     // as far as it is known
+	size    int64     // of the file, as this process knows it
 	started time.Time // of the first line
 	age     aging
 	isDirty bool // something was written since the last sync
-	suspect bool // an operation failed: check whether the path still leads to the file
 	torn    bool // the file does not end with a line
+	// recheckPath: the path may lead to another file by now, because an operation failed or a sync was
+	// due. The next flush compares them.
+	recheckPath bool
 
 	rotateErr error     // of the last rotation
 	retryAt   time.Time // when a rotation that failed is tried again
 
-	// pending are whole lines, of which the file has taken off bytes.
-	pending []byte
-	off     int
+	pending []byte // whole lines that are to be written
+	off     int    // bytes of them that were written
 }
 
 // operations are what the tests let fail.
@@ -130,7 +131,7 @@ func (f *rotatingFile) open() error {
 		f.age = newAging(st)
 	}
 	f.off = bytes.LastIndexByte(f.pending[:f.off], '\n') + 1
-	f.file, f.size, f.torn, f.suspect = next, st.Size(), torn, false
+	f.file, f.size, f.torn, f.recheckPath = next, st.Size(), torn, false
 	f.started = firstTime(next, f.age.now())
 	return nil
 }
@@ -195,19 +196,19 @@ func (f *rotatingFile) write(b []byte) (n int, err error) {
 	op.End(err)
 	f.size += int64(n)
 	f.isDirty = f.isDirty || n > 0
-	f.suspect = f.suspect || err != nil
+	f.recheckPath = f.recheckPath || err != nil
 	return n, err
 }
 
 // checkPath opens the path again if it no longer leads to the open file: somebody has moved the
-// file, a rotation stopped half-way, or the disk was mounted anew. If that fails, the open file
+// file, a rotation stopped half-way, or the disk was mounted again. If that fails, the open file
 // stays.
 func (f *rotatingFile) checkPath() {
-	if f.file == nil || f.suspect && !f.isAtPath() {
+	if f.file == nil || f.recheckPath && !f.isAtPath() {
 		_ = f.open() // tried again with the next flush
 		return
 	}
-	f.suspect = false
+	f.recheckPath = false
 }
 
 // isAtPath reports whether the path leads to the open file, also when it cannot be looked at.
@@ -240,7 +241,7 @@ func (f *rotatingFile) forceSync() error {
 	}
 	op.End(err)
 	f.isDirty = err != nil
-	f.suspect = true // check once a second at most whether somebody has moved the file
+	f.recheckPath = true // check once a second at most whether somebody has moved the file
 	return err
 }
 
@@ -289,13 +290,14 @@ func (f *rotatingFile) rotate() {
 	op.End(err)
 	f.rotateErr, f.retryAt = err, time.Time{}
 	if err != nil {
-		f.suspect, f.retryAt = true, time.Now().Add(time.Second)
+		f.recheckPath, f.retryAt = true, time.Now().Add(time.Second)
 	}
 }
 
 func (f *rotatingFile) part(i int) string { return f.path + "." + strconv.Itoa(i) }
 
-// shift renames the file to PATH.1, after it has freed that name.
+// shift renames PATH to PATH.1, after it has renamed PATH.1 to PATH.2 and so on up to the first name that
+// is free.
 func (f *rotatingFile) shift() error {
 	f.prune()
 	free := 1

@@ -11,10 +11,10 @@ import (
 // Bounds of the queue. A record counts with its bytes in memory, at least minCost, so that
 // maxCost bounds both bytes and records: 4 MiB, 8192 records.
 const (
-	maxCost  = 4 << 20
-	minCost  = 512
-	wakeAt   = 512 // records, then the writer does not wait for its tick
-	freeFrom = maxCost / 4
+	maxCost = 4 << 20
+	minCost = 512
+	wakeAt  = 512         // records, from which on the writer does not wait for its tick
+	freeFor = maxCost / 4 // cost up to which every record is admitted
 	// maxKeptCap is the capacity, in records, that an empty queue keeps for the next ones.
 	maxKeptCap = 4 * wakeAt
 	// maxCommits bounds the callers of Commit that wait.
@@ -34,7 +34,7 @@ func (e *entry) cost() int {
 	return max(minCost, 256+len(r.Tenant)+len(r.Actor)+len(r.Via)+len(r.Tool)+len(r.NodeID)+len(r.Target)+len(r.Reason)+len(r.TraceID))
 }
 
-// commit is a record whose writer waits for the disk.
+// commit is a record whose caller waits until it is on the disk (Log.Commit).
 type commit struct {
 	entry
 	done      chan error  // capacity 1
@@ -55,11 +55,12 @@ type queue struct {
 	entries    []entry
 	used       int // sum of cost
 	commits    []*commit
-	identities map[identity]int // cost; nil: not counted
-	tenants    map[string]int
+	identities map[identity]int // cost of each; nil: not counted, since little is queued
+	tenants    map[string]int   // as identities
 	closed     bool
 }
 
+// identity is whose share a record takes.
 type identity struct{ tenant, actor string }
 
 // len returns the number of records that are queued.
@@ -91,7 +92,7 @@ func (q *queue) admitLocked(r *kernel.Record, cost int) lossReason {
 	switch {
 	case q.closed:
 		return lostStopped
-	case q.used < freeFrom:
+	case q.used < freeFor:
 		return noLoss
 	}
 	if q.identities == nil {

@@ -1,16 +1,17 @@
-// Package eventqueue keeps events while the event log cannot take them, so that a fault of the
-// disk loses none: alerts and changes of presence wait in memory, in their order, and are
-// written afterwards. What does not fit is counted, and an event "log.gap" says how many of
-// which type are missing, and from when until when.
+// Package eventqueue keeps events in memory while the event log cannot store them, so that a fault of
+// the disk loses none: alerts and changes of presence wait in their order, and are written
+// afterwards. What does not fit is counted, and an event "log.gap" says how many events of which type
+// are missing, and from when until when.
 //
 //	q := eventqueue.New(eventqueue.Options{Log: log, Watch: watch})
 //	q.Offer(event)   // never waits
 //	go q.Run(ctx)    // writes what waits; at the end one last attempt
 //
-// A Queue is a kernel.Log itself. Append, Replay and Last are those of the log below, and
-// Append says why the log takes nothing. Events about calls, and those that the gateway
-// publishes, do not wait here: a busy relay has thousands a second. They are offered to the log
-// below, and counted as a gap if it refuses them, or accepts them and does not store them (Dropped).
+// A Queue is a kernel.Log, and passes Append, Replay and Last to the log that it was made for, the log
+// below. The errors of Append say what is wrong with the disk. Events about calls, and those that the
+// gateway publishes, do not wait here, since a busy relay has thousands a second: they are offered to
+// the log below. If that refuses them, or accepts and then does not store them (Dropped), they are
+// counted in a gap as well.
 package eventqueue
 
 import (
@@ -38,7 +39,7 @@ const (
 	maxEvents = 32_768
 	maxBytes  = 16 << 20 // payloads and eventOverhead
 	maxGaps   = 1024     // tenants with a gap at once; the others share the gap of no tenant
-	maxTypes  = 32       // types of one gap that are counted apart; then "other"
+	maxTypes  = 32       // types of one gap that are counted separately; the others count as "other"
 
 	eventOverhead = 256 // bytes that an event counts in addition to its payload
 	batchEvents   = 256 // of one Append
@@ -76,14 +77,14 @@ type Stats struct {
 	Unreported uint64
 }
 
-// Queue is a kernel.Log that never loses a change of state without a word. Its methods may be
-// called from any goroutine.
+// Queue is a kernel.Log in front of another one. An event that it loses is counted in a Gap. Its
+// methods may be called from any goroutine.
 type Queue struct {
 	opt    Options
 	log    *zap.Logger
 	queued chan struct{} // holds one signal: something waits
 
-	singles int // batches that have one event; of Run
+	singles int // how many of the next events are written one by one; used by Run
 
 	mu      sync.Mutex // a leaf lock; protects the fields below
 	waiting []kernel.Event
@@ -231,8 +232,8 @@ func (q *Queue) addGapLocked(e *kernel.Event) {
 	q.signal()
 }
 
-// flushGapLocked queues the gap of a tenant, before an event that comes after it. It may exceed
-// the bounds by one event for each gap.
+// flushGapLocked queues the gap of a tenant, if it has one, so that it comes before the next event of
+// the tenant. The queue may exceed its bounds by one event for each gap.
 func (q *Queue) flushGapLocked(tenant string) {
 	g := q.gaps[tenant]
 	if g == nil {

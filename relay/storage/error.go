@@ -11,7 +11,7 @@ import (
 	"agentctl/manifest"
 )
 
-// Reason is the stable word of answers that a fault of the disk caused.
+// Reason is manifest.Error.Reason of an answer that a fault of the disk caused. Clients may rely on it.
 const Reason = "storage"
 
 // Error is a fault of a store. Wrap makes one of an error of the disk.
@@ -22,8 +22,9 @@ type Error struct {
 }
 
 // Wrap returns err as an *Error if it is a fault of the disk, so that every caller up to the
-// endpoints sees it as such. Other errors and nil are returned as they are. dir is the store's
-// directory: SQLite calls a filesystem that became read-only an I/O error, so Wrap checks.
+// endpoints can recognize it. Other errors and nil are returned as they are. dir is the store's
+// directory: SQLite reports a filesystem that became read-only as an I/O error, so Wrap tries to
+// write there.
 func Wrap(dir, store string, err error) error {
 	kind := Classify(err)
 	if kind == "" {

@@ -27,12 +27,11 @@ type Options struct {
 	Logger *zap.Logger // default none
 }
 
-// Monitor watches the stores of one relay. Make one with New; Open a Watch for each store
-// before Run.
+// Monitor watches the stores of one relay: each has a Watch, which Monitor.Watch makes before Run.
 type Monitor struct {
 	log     *zap.Logger
-	limit   *rate.Limiter
-	skipped int // lines that limit held back; of Run
+	limit   *rate.Limiter // of logged lines
+	skipped int           // lines that limit has left out since the last one; used by Run
 
 	mu      sync.Mutex // protects watches; taken before Watch.mu
 	watches []*Watch
@@ -43,7 +42,8 @@ func New(o Options) *Monitor {
 	return &Monitor{log: cmp.Or(o.Logger, zap.NewNop()), limit: rate.NewLimiter(rate.Every(logInterval), maxLogBurst)}
 }
 
-// Watch returns the Watch of a store, made at the first call. A Monitor keeps the order.
+// Watch returns the Watch of a store, and makes it at the first call. Health lists the stores in the order
+// of these calls.
 func (m *Monitor) Watch(name string) *Watch {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -173,14 +173,14 @@ func (w *Watch) runProbe(ctx context.Context, probe func(context.Context) error,
 	op := w.Begin(probeName)
 	err := probe(ctx)
 	if ctx.Err() != nil && Classify(err) == "" {
-		err = nil // it shows nothing
+		err = nil // Run ended it
 	}
 	op.End(err)
 	done <- w
 }
 
-// logChange logs when the worst problem of a store changes. Few lines: a fault that comes and
-// goes many times a minute is logged with the number of lines that were left out.
+// logChange logs when the worst problem of a store changes. Of a fault that comes and goes many times a
+// minute it logs some changes only, with the number of lines that were left out.
 func (m *Monitor) logChange(w *Watch) {
 	problems := w.Problems()
 	state := ""
@@ -213,14 +213,14 @@ func (m *Monitor) logChange(w *Watch) {
 		fields = append(fields, zap.String("detail", p.Detail))
 	}
 	if p.Warning {
-		m.log.Warn(w.name+" "+words[p.Kind], fields...)
+		m.log.Warn(w.name+" "+predicates[p.Kind], fields...)
 	} else {
-		m.log.Error(w.name+" "+words[p.Kind], fields...)
+		m.log.Error(w.name+" "+predicates[p.Kind], fields...)
 	}
 }
 
-// words say a kind in a sentence, with the store's name before it.
-var words = map[Kind]string{
+// predicates make a sentence of a kind, with the store's name before them.
+var predicates = map[Kind]string{
 	Slow:       "is slow",
 	Hung:       "does not answer",
 	Full:       "is full",
@@ -236,7 +236,7 @@ var words = map[Kind]string{
 // Describe says in one line what is wrong with a store, for readyz and people.
 func Describe(store string, p Problem, now time.Time) string {
 	var b strings.Builder
-	b.WriteString(store + " " + words[p.Kind])
+	b.WriteString(store + " " + predicates[p.Kind])
 	if p.Operation != "" {
 		b.WriteString(" (" + p.Operation + ")")
 	}

@@ -108,79 +108,113 @@ func TestDamageStays(t *testing.T) {
 	}
 }
 
-// While a fault lasts the monitor probes; it clears within 10 s of the fault's end, and an
-// idle store is never probed.
-func TestProbe(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		m := New(Options{})
-		w := m.Watch("events.db")
-		if m.Watch("events.db") != w {
-			t.Fatal("a second Watch of the same store")
-		}
-		var mu sync.Mutex // protects the variables below
-		var broken error = syscall.EIO
-		probes, atOnce := 0, 0
-		hang := make(chan struct{})
-		close(hang)
-		set := func(err error, wait chan struct{}) {
-			mu.Lock()
-			defer mu.Unlock()
-			broken, hang = err, wait
-		}
-		count := func() int {
-			mu.Lock()
-			defer mu.Unlock()
-			return probes
-		}
-		w.SetProbe(func(context.Context) error {
-			mu.Lock()
-			if atOnce++; atOnce > 1 {
-				t.Error("two probes at once")
-			}
-			probes++
-			err, wait := broken, hang
-			mu.Unlock()
-			<-wait
-			mu.Lock()
-			defer mu.Unlock()
-			atOnce--
-			return err
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- m.Run(ctx) }()
-		time.Sleep(time.Hour)
-		if n := count(); n != 0 {
-			t.Fatalf("%d probes of an idle store", n)
-		}
-		do(w, "commit", 0, syscall.EIO)
-		time.Sleep(time.Minute)
-		if h := m.Health(); h[0].OK() || count() < 6 || count() > 25 {
-			t.Fatalf("%d probes in a minute, health %+v", count(), h)
-		}
-		released := make(chan struct{})
-		close(released)
-		set(nil, released)
-		time.Sleep(10 * time.Second)
-		if h := m.Health(); !h[0].OK() {
-			t.Fatalf("10 s after the end: %+v", h)
-		}
-		// A probe that hangs is the only one, and Run does not wait for it.
-		stuck := make(chan struct{})
-		set(nil, stuck)
-		do(w, "commit", 0, syscall.EIO)
-		time.Sleep(time.Minute)
-		if p := worst(w); p != Hung {
-			t.Fatalf("a probe that hangs shows as %q", p)
-		}
+// testProbe is a store's probe, whose result the test sets.
+type testProbe struct {
+	t  *testing.T
+	mu sync.Mutex // protects the fields below
+
+	err     error         // that it returns
+	hang    chan struct{} // it does not return before this is closed; nil: it returns at once
+	calls   int
+	running int
+}
+
+func (p *testProbe) run(context.Context) error {
+	p.mu.Lock()
+	p.calls++
+	if p.running++; p.running > 1 {
+		p.t.Error("two probes run at once")
+	}
+	err, hang := p.err, p.hang
+	p.mu.Unlock()
+	if hang != nil {
+		<-hang
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	return err
+}
+
+// set sets what the next probes do, and returns how many there were since the last call.
+func (p *testProbe) set(err error, hang chan struct{}) (calls int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	calls, p.calls = p.calls, 0
+	p.err, p.hang = err, hang
+	return calls
+}
+
+// runMonitor runs a Monitor with one store until stop, which returns how long Run took to end.
+func runMonitor(t *testing.T, probe *testProbe) (m *Monitor, w *Watch, stop func() time.Duration) {
+	m = New(Options{})
+	w = m.Watch("events.db")
+	w.SetProbe(probe.run)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.Run(ctx) }()
+	return m, w, func() time.Duration {
 		cancel()
 		began := time.Now()
 		<-ended
-		if d := time.Since(began); d > 2*time.Second {
-			t.Fatalf("Run ended after %v", d)
+		return time.Since(began)
+	}
+}
+
+// While a fault lasts the monitor probes, and the fault is over within 10 s after its end. A store without
+// a fault is never probed.
+func TestProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		probe := &testProbe{t: t}
+		m, w, stop := runMonitor(t, probe)
+		time.Sleep(time.Hour)
+		if n := probe.set(syscall.EIO, nil); n != 0 {
+			t.Errorf("a store without a fault was probed %d times, want none", n)
 		}
-		close(stuck)
+		do(w, "commit", 0, syscall.EIO)
+		time.Sleep(time.Minute)
+		if h := m.Health(); h[0].OK() {
+			t.Errorf("while the disk fails the health is %+v, want a problem", h)
+		}
+		if n := probe.set(nil, nil); n < 6 || n > 25 {
+			t.Errorf("%d probes in a minute, want about %d", n, time.Minute/probeInterval)
+		}
+		time.Sleep(10 * time.Second)
+		if h := m.Health(); !h[0].OK() {
+			t.Errorf("10 s after the fault the health is %+v, want no problem", h)
+		}
+		stop()
 	})
+}
+
+// A probe that hangs is the only one, shows as a hung disk, and does not keep Run from ending.
+func TestHungProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		probe := &testProbe{t: t}
+		_, w, stop := runMonitor(t, probe)
+		hang := make(chan struct{})
+		probe.set(nil, hang)
+		do(w, "commit", 0, syscall.EIO)
+		time.Sleep(time.Minute)
+		if got := worst(w); got != Hung {
+			t.Errorf("the worst problem is %q, want %q", got, Hung)
+		}
+		if n := probe.set(nil, hang); n != 1 {
+			t.Errorf("%d probes, want only the one that hangs", n)
+		}
+		if took := stop(); took > 2*probeGrace {
+			t.Errorf("Run ended after %v, want %v", took, probeGrace)
+		}
+		close(hang)
+	})
+}
+
+// A store has one Watch, whoever asks for it.
+func TestMonitorWatch(t *testing.T) {
+	m := New(Options{})
+	if m.Watch("events.db") != m.Watch("events.db") {
+		t.Error("two calls returned different Watches")
+	}
 }
 
 // A fault that comes and goes each second writes at most 20 lines a minute, and the last line

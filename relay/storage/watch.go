@@ -15,9 +15,9 @@ const (
 	SlowAfter = time.Second     // an operation that takes longer is a fault
 	HungAfter = 5 * time.Second // one that has not returned until then is hung
 
-	maxFaults   = 8   // operations of one store with a fault at once; others are not told apart
-	maxProblems = 16  // problems of one store from Report
-	maxDetail   = 512 // bytes of Problem.Detail
+	maxFaults   = 8   // operations of one store that have a fault at once; further ones are ignored
+	maxProblems = 16  // reported problems of one store; further ones are ignored
+	maxDetail   = 512 // bytes of Problem.Detail; the rest is cut
 )
 
 // Problem is something that is wrong with a store.
@@ -36,30 +36,30 @@ type Watch struct {
 	name string
 	now  func() time.Time
 
-	mu       sync.Mutex // a leaf lock: nothing blocks while it is held
-	inFlight []flight   // by Operation.slot
-	free     []int32    // unused slots
-	faults   []fault
+	mu       sync.Mutex     // a leaf lock: nothing blocks while it is held; protects the fields below
+	inFlight []inFlightSlot // by Operation.slot
+	free     []int32        // unused slots of inFlight
+	faults   []fault        // one for each name of an operation
 	problems []reported
 	probe    func(context.Context) error
 	stats    Stats
 
-	// of Monitor.Run alone
-	probing   bool
-	probedAt  time.Time
-	lastState string
+	// Used by Monitor.Run alone.
+	probing   bool      // a probe is running
+	probedAt  time.Time // when the last one began
+	lastState string    // the kind of problem that was logged last; "": none
 }
 
-// flight is an operation that has begun.
-type flight struct {
+// inFlightSlot is an operation that has begun, or a free slot.
+type inFlightSlot struct {
 	name  string
-	start time.Time // zero: unused
+	start time.Time // zero: free
 }
 
-// fault is what the last operation of a name showed.
+// fault is a problem that the last operation of its name has shown.
 type fault struct {
 	Problem
-	lasted time.Duration
+	lasted time.Duration // of that operation
 }
 
 // reported is a problem from Report.
@@ -111,9 +111,9 @@ func (w *Watch) Begin(name string) Operation {
 		slot, w.free = w.free[n-1], w.free[:n-1]
 	} else {
 		slot = int32(len(w.inFlight))
-		w.inFlight = append(w.inFlight, flight{})
+		w.inFlight = append(w.inFlight, inFlightSlot{})
 	}
-	w.inFlight[slot] = flight{name, now}
+	w.inFlight[slot] = inFlightSlot{name, now}
 	w.stats.InFlight++
 	return Operation{w, name, now, slot}
 }
@@ -130,7 +130,7 @@ func (o Operation) End(err error) {
 	took := now.Sub(o.start)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.inFlight[o.slot] = flight{}
+	w.inFlight[o.slot] = inFlightSlot{}
 	w.free = append(w.free, o.slot)
 	w.stats.InFlight--
 	w.stats.Operations++
@@ -147,12 +147,13 @@ func (o Operation) End(err error) {
 		w.setFaultLocked(fault{Problem{Kind: kind, Operation: o.name, Detail: err.Error(), Since: now}, took})
 	case took > SlowAfter:
 		w.setFaultLocked(fault{Problem{Kind: Slow, Operation: o.name, Since: o.start}, took})
-	case len(w.faults) > 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded): // these show nothing
+	case len(w.faults) > 0 && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded): // neither shows that the disk works
 		w.clearFaultLocked(o.name)
 	}
 }
 
-// setFaultLocked records a fault. One that lasts keeps its time.
+// setFaultLocked records a fault. One of an operation that had a fault already keeps the time at which
+// that began.
 func (w *Watch) setFaultLocked(f fault) {
 	f.Detail = bounded(f.Detail)
 	i := slices.IndexFunc(w.faults, func(g fault) bool { return g.Operation == f.Operation })
@@ -256,7 +257,7 @@ func (w *Watch) Problems() []Problem {
 // oldestLocked describes the oldest operation in flight if it has taken longer than SlowAfter.
 // The problem began with the operation, or with the standing fault that it follows.
 func (w *Watch) oldestLocked(now time.Time) (Problem, bool) {
-	var oldest flight
+	var oldest inFlightSlot
 	for _, f := range w.inFlight {
 		if !f.start.IsZero() && (oldest.start.IsZero() || f.start.Before(oldest.start)) {
 			oldest = f
