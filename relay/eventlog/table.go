@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"unsafe"
@@ -23,23 +24,8 @@ import (
 type stateTable struct {
 	rows   *sqlitefile.Table
 	chains map[int64]*chain
-	types  map[string]*leafList
-	// presence has the leaf of the newest event about each device and agent; nil when there are too
-	// many of them.
-	presence map[presenceSubject]*int
+	leafIndex
 }
-
-// leafList is the leaves that hold events of one type, ascending.
-type leafList struct{ leaves []int }
-
-// presenceSubject is what an event about presence is about.
-type presenceSubject struct {
-	chain           int64
-	kind, aggregate string
-}
-
-// maxPresenceSubjects bounds stateTable.presence.
-const maxPresenceSubjects = 4 * kernel.MaxPresences
 
 // errNotState says that a row is not one of state.
 var errNotState = errors.New("eventlog: not a row of state")
@@ -56,9 +42,9 @@ func (s *Store) openStateTable() bool {
 		return false
 	}
 	rows, err := sqlitefile.NewTable(s.file, root)
-	t := &stateTable{rows: rows, chains: s.w.byID, types: make(map[string]*leafList), presence: make(map[presenceSubject]*int)}
+	t := &stateTable{rows: rows, chains: s.w.byID}
 	if err == nil {
-		err = t.verify()
+		err = t.verify(min(runtime.GOMAXPROCS(0), maxTableParts, 1+rows.Leaves()/minPartLeaves))
 	}
 	if err != nil {
 		s.log.Info("event log: SQLite checks it, which takes longer", zap.Error(err))
@@ -66,67 +52,6 @@ func (s *Store) openStateTable() bool {
 	}
 	s.table = t
 	return true
-}
-
-// verify checks the rows against their chains, as verifier does, and notes where the types are, and
-// the newest events about presence.
-func (t *stateTable) verify() error {
-	chains := make([]*chain, 0, len(t.chains))
-	for _, c := range t.chains {
-		chains = append(chains, c)
-	}
-	v := newVerifier(nil, VerifyOptions{})
-	v.follow(ClassState, chains)
-	for i := range t.rows.Leaves() {
-		err := t.rows.Rows(i, func(r *sqlitefile.Record) error {
-			e, id, hash, err := parseState(r)
-			if err != nil {
-				return err
-			}
-			v.row(ClassState, id, &e, hash)
-			list := t.types[e.Type]
-			if list == nil {
-				list = &leafList{}
-				t.types[strings.Clone(e.Type)] = list
-			}
-			if n := len(list.leaves); n == 0 || list.leaves[n-1] != i {
-				list.leaves = append(list.leaves, i)
-			}
-			t.notePresence(id, &e, i)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		if len(v.result.Faults) > 0 {
-			return &v.result.Faults[0]
-		}
-	}
-	v.end(ClassState, chains)
-	if len(v.result.Faults) > 0 {
-		return &v.result.Faults[0]
-	}
-	return nil
-}
-
-// notePresence notes the leaf of an event about presence as that of the newest one. There are many
-// such events about few boards, so that a start reads most of their leaves once only.
-func (t *stateTable) notePresence(chain int64, e *kernel.Event, leaf int) {
-	kind, ok := kernel.PresenceKind(e)
-	if !ok || t.presence == nil {
-		return
-	}
-	subject := presenceSubject{chain, kind, e.Aggregate}
-	switch newest := t.presence[subject]; {
-	case newest != nil:
-		*newest = leaf
-	case len(t.presence) < maxPresenceSubjects:
-		subject.aggregate = strings.Clone(e.Aggregate)
-		first := leaf // the parameter stays off the heap
-		t.presence[subject] = &first
-	default:
-		t.presence = nil
-	}
 }
 
 // parseState reads a row of state. The texts of the event are those of the record.

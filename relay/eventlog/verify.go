@@ -242,6 +242,14 @@ func (v *verifier) fault(tenant string, class Class, seq uint64, problem string)
 	}
 }
 
+// firstFault returns the first fault, nil if there is none.
+func (v *verifier) firstFault() error {
+	if len(v.result.Faults) == 0 {
+		return nil
+	}
+	return &v.result.Faults[0]
+}
+
 // verifyState checks the events that a start replays, before they are replayed: in the pages of the
 // file, and if they do not fit with SQLite, which decides.
 func (s *Store) verifyState() error {
