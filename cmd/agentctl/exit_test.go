@@ -25,6 +25,7 @@ func TestExplain(t *testing.T) {
 	}{
 		{"ls", cli.Errorf(cli.ExitApproval, "ask"), cli.ExitApproval, "ask"},
 		{"ls", errors.New("boom"), cli.ExitFailure, "boom"},
+		{"events tail", fmt.Errorf("TOKEN_FILE: %w", cli.Errorf(cli.ExitUnauthorized, "no token")), cli.ExitUnauthorized, "TOKEN_FILE: no token"},
 		{"ls", &client.Error{Status: 401, Code: manifest.SafetyDenied, Message: "no token"}, cli.ExitUnauthorized, "--token-file"},
 		{"call x", &client.Error{Status: 503, Code: manifest.NodeOffline, Message: "attic", TraceID: "ab"}, cli.ExitOffline, "agentctl ls (trace ab)"},
 		{"call x", &client.Error{Status: 403, Code: manifest.SafetyDenied, Message: "an access rule of this relay refuses this request; ask its operator", TraceID: "ab"}, cli.ExitUnauthorized, "ask its operator (trace ab)"},

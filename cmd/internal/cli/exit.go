@@ -2,7 +2,8 @@ package cli
 
 import "fmt"
 
-// Exit codes, the same for every command (docs/cli.md).
+// Exit codes, the same for every command (docs/cli.md). Scripts and service units depend on them: a code
+// does not change its meaning.
 const (
 	ExitOK           = 0
 	ExitFailure      = 1 // any failure without a code below
@@ -10,7 +11,7 @@ const (
 	ExitNotRunning   = 3 // no daemon, relay or gateway answers
 	ExitUnauthorized = 4 // no token, or one that may not do this
 	ExitOffline      = 5 // the board is not connected to its relay
-	ExitApproval     = 6 // the step waits for the approval of a person
+	ExitApproval     = 6 // the step waits for the approval of a person; reserved, no command ends with it
 	ExitTimeout      = 7 // no answer in time
 )
 

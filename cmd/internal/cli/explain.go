@@ -17,8 +17,8 @@ import (
 	"agentctl/monitor"
 )
 
-// Explain gives an error of a command its exit code, and adds the next step to its text. An *ExitError
-// is returned as it is; nil stays nil.
+// Explain gives an error of a command its exit code, and adds the next step to its text. An error that
+// wraps an *ExitError keeps its text and gets that code; nil stays nil.
 //
 // The packages below cmd know no flags and no commands, so they return typed errors, and the
 // functions explain* of this package say for each type what a person can type next.
@@ -38,7 +38,7 @@ func Explain(cmd *cobra.Command, err error) *ExitError {
 	code, next := ExitFailure, ""
 	switch {
 	case errors.As(err, &known):
-		return known
+		return &ExitError{known.Code, err}
 	case errors.As(err, new(*login.RefreshError)), errors.As(err, new(*login.FileError)), errors.Is(err, login.ErrNoContext):
 		errors.As(ExplainContext(err), &known)
 		return known
@@ -149,12 +149,12 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 	ofToken := strings.Contains(e.Message, "token") && !strings.Contains(e.Message, "node")
 	switch {
 	case e.Code == manifest.SafetyDenied && isAdminScope(e.Message):
-		return ExitUnauthorized, "; mint one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
+		return ExitUnauthorized, "; create one that has it with: agentctl token create --class tenant-admin, and pass it with --token-file"
 	case e.Status == http.StatusUnauthorized, e.Code == manifest.SafetyDenied && ofToken:
 		if strings.Contains(e.Message, "agentctl token create") { // the relay says how to get one
 			return ExitUnauthorized, "; pass it with --token-file, or log in with a line of: agentctl invite --agent NAME"
 		}
-		return ExitUnauthorized, "; mint one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
+		return ExitUnauthorized, "; create one that may with: agentctl token create" + lackingScope(e.Message) + ", and pass it with --token-file"
 	case e.Code == manifest.SafetyDenied && strings.Contains(e.Message, "ask its operator"): // a rule of the stage acl
 		return ExitUnauthorized, ""
 	case e.Code == manifest.SafetyDenied:
@@ -193,7 +193,7 @@ func explainOutcome(e *client.Error) string {
 func explainTicketAnswer(e *client.Error) (code int, next string) {
 	switch {
 	case e.Status == http.StatusUnauthorized:
-		return ExitUnauthorized, "; mint a token with: agentctl token create, and pass it with --token-file"
+		return ExitUnauthorized, "; create a token with: agentctl token create, and pass it with --token-file"
 	case e.Code == manifest.DeadlineExceeded:
 		return ExitTimeout, explainOutcome(e) + "; see whether it was done with: agentctl tickets ls"
 	case e.Reason != "" && e.Code == manifest.SafetyDenied:
@@ -201,7 +201,7 @@ func explainTicketAnswer(e *client.Error) (code int, next string) {
 	case e.Reason != "":
 		return ExitFailure, ""
 	case e.Code == manifest.SafetyDenied:
-		return ExitUnauthorized, "; mint one with: agentctl token create --scope tickets:read --scope tickets:write"
+		return ExitUnauthorized, "; create one with: agentctl token create --scope tickets:read --scope tickets:write"
 	case e.Code == manifest.BadRequest && strings.HasPrefix(e.Message, "no tool"):
 		return ExitFailure, "; this relay has no tickets: it runs with --without tickets, or the plugin was unloaded"
 	case e.Code == manifest.BadRequest:
@@ -221,7 +221,7 @@ func explainGatewayAnswer(cmd *cobra.Command, e *client.Error) (code int, next s
 	case e.Status == http.StatusUnauthorized && !e.HadToken:
 		return ExitUnauthorized, "; pass a token with --token-file, or set MCP_SSE_AUTH_TOKEN"
 	case e.Status == http.StatusUnauthorized:
-		return ExitUnauthorized, "; use the gateway's token, or mint one on the relay with: agentctl token create --scope events:" + scope
+		return ExitUnauthorized, "; use the gateway's token, or create one on the relay with: agentctl token create --scope events:" + scope
 	case e.Status == http.StatusForbidden:
 		return ExitUnauthorized, ""
 	case e.Code == "":

@@ -38,13 +38,18 @@ func TestServerTextInCommands(t *testing.T) {
 	}
 }
 
+// newCommand returns the command 'agentctl NAME' of a relay, without anything to run.
+func newCommand(name string) *cobra.Command {
+	root, c := &cobra.Command{Use: "agentctl"}, &cobra.Command{Use: name}
+	c.Flags().String("relay", "", "")
+	root.AddCommand(c)
+	return c
+}
+
 // An error of a plugin's tool leads to the plugin, one of a board's tool to the board.
 func TestExplainCall(t *testing.T) {
 	boardTool := manifest.ToolName{Short: "sys", NodeID: "01arz3ndektsv4rrffq69g5fav", CapID: "metrics", Verb: manifest.VerbSnapshot}.String()
-	root := &cobra.Command{Use: "agentctl"}
-	call := &cobra.Command{Use: "call"}
-	call.Flags().String("relay", "", "")
-	root.AddCommand(call)
+	call := newCommand("call")
 	for _, tt := range []struct {
 		tool   string
 		answer client.Error

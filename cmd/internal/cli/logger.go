@@ -25,9 +25,18 @@ func NewLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 
 // NewLogger is NewLoggerAt with a fixed level, the value of --log-level.
 func NewLogger(level string) (*zap.Logger, error) {
-	l, err := zapcore.ParseLevel(level)
+	l, err := ParseLevel(level)
 	if err != nil {
-		return nil, Errorf(ExitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
+		return nil, err
 	}
 	return NewLoggerAt(l), nil
+}
+
+// ParseLevel parses the value of --log-level. The level may be changed afterwards.
+func ParseLevel(level string) (zap.AtomicLevel, error) {
+	l, err := zap.ParseAtomicLevel(level)
+	if err != nil {
+		return l, Errorf(ExitUsage, "--log-level %s: the levels are debug, info, warn and error", level)
+	}
+	return l, nil
 }

@@ -9,7 +9,9 @@ import (
 )
 
 // ReadToken reads the token file of a command, and adds the next step to an error. A file that
-// other users may read is refused: a person is there to repair it.
+// other users may read is refused: a person is there to repair it, while a daemon must keep its
+// board reachable and only warns. A file that does not exist ends the command with
+// ExitUnauthorized, as a missing token does.
 func ReadToken(path string) (string, error) {
 	token, err := config.ReadToken(path)
 	var exposed *config.ExposedError
@@ -18,8 +20,10 @@ func ReadToken(path string) (string, error) {
 		return "", fmt.Errorf("%w, and use it in your place; make it yours: chmod 600 %s", err, ShellQuote(path))
 	case errors.Is(err, fs.ErrPermission):
 		return "", fmt.Errorf("%w; run this as the file's owner, or name your own file", err)
+	case errors.Is(err, fs.ErrNotExist): // no token, as far as a script is concerned
+		return "", Errorf(ExitUnauthorized, "%w; create one on the relay with: agentctl token create", err)
 	case err != nil:
-		return "", fmt.Errorf("%w; mint one on the relay with: agentctl token create", err)
+		return "", fmt.Errorf("%w; create one on the relay with: agentctl token create", err)
 	}
 	return token, nil
 }
