@@ -86,18 +86,6 @@ type Change struct {
 	Effect   Effect
 }
 
-// Undo is the command that undoes the change.
-func (c *Change) Undo() string {
-	if !c.WasSaved {
-		return "agentctl config unset " + c.Key.Name
-	}
-	before := c.Key.Text(c.Old)
-	if before == "none" || before == "-" { // an empty list or text was saved
-		before = `""`
-	}
-	return "agentctl config set " + c.Key.Name + " " + before
-}
-
 // EffectText says when the change takes effect.
 func (c *Change) EffectText() string {
 	switch c.Effect {

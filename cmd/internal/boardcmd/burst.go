@@ -19,6 +19,8 @@ import (
 // maxBurst is the longest burst the daemon takes.
 const maxBurst = 10 * time.Minute
 
+// newBurst returns the command burst. It checks the bounds that the daemon has too, because a value out of
+// range is a mistake in the command and not a failure of the daemon (exit code 2, not 1).
 func newBurst() *cobra.Command {
 	var c changer
 	var interval, dur time.Duration
@@ -36,7 +38,7 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 				return cli.Errorf(cli.ExitUsage, "--for %s is out of range: 100ms to 10m", dur)
 			}
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
-				ch.Undo = "none needed: it falls back by itself"
+				ch.Undo = "none needed: it falls back by itself" // the daemon ends it, also if this process is gone
 				until := time.Now().Add(dur)
 				if !c.dryRun {
 					var err error
@@ -46,6 +48,7 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 				}
 				ch.ExpiresAt = until.UnixMilli()
 				text := fmt.Sprintf("burst: every %s for %s, until %s", term.Span(interval), term.Span(dur), until.Format(time.TimeOnly))
+				// A burst that has no effect is accepted, so that a script need not know the present state.
 				switch base := time.Duration(ch.Before.IntervalMS) * time.Millisecond; {
 				case !ch.Before.Running:
 					text += "; but sampling is stopped, go on with: agentctl start"
@@ -60,6 +63,6 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 	}
 	cmd.Flags().Var(duration.NewValue(&interval, config.MinInterval), "interval", "sample every `DURATION`, 100ms to 60s")
 	cmd.Flags().Var(duration.NewValue(&dur, 30*time.Second), "for", "end the burst after `DURATION`, 100ms to 10m")
-	c.flags(cmd)
+	c.addFlags(cmd)
 	return cmd
 }

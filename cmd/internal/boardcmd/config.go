@@ -22,13 +22,15 @@ type configFlags struct {
 	path, stateDir, socket string
 }
 
-func (f *configFlags) add(c *cobra.Command) {
+// addFlags adds the flags to c.
+func (f *configFlags) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&f.path, "config", cli.EnvOr("AGENTCTL_CONFIG", ""), "configuration `FILE`; read it without asking a daemon [AGENTCTL_CONFIG]")
 	c.Flags().StringVar(&f.stateDir, "state-dir", "", "`DIR` of the daemon's state; read it without asking a daemon [AGENTCTL_STATE_DIR]")
 	c.Flags().StringVar(&f.socket, "socket", "", "`PATH` of the control socket [AGENTCTL_SOCKET]")
 }
 
-// source is the files and the environment of this user, under the flags.
+// source returns where settings come from without a daemon: the files and the environment of this user,
+// and the flags, which take precedence.
 func (f *configFlags) source() (config.Source, error) {
 	s := config.ClientSource(f.path)
 	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
@@ -44,7 +46,8 @@ func (f *configFlags) source() (config.Source, error) {
 	return s, nil
 }
 
-// session connects to the daemon if one runs and no files were named; else the session reads files.
+// session connects to the daemon if one runs and no files were named; else the session reads files. The
+// caller closes it with closeSession.
 //
 // A daemon knows more than the files do: flags, its environment, and settings that wait for a
 // restart. No daemon is no error, because settings are also made before the first start.
@@ -72,7 +75,8 @@ func closeSession(s *configctl.Session) {
 	}
 }
 
-// view is the configuration, and a text that says whose it is.
+// view returns the configuration, and who was asked for it, as the end of a sentence that begins with
+// "From".
 func (f *configFlags) view(ctx context.Context) (v config.View, from string, err error) {
 	s, err := f.session(ctx)
 	if err != nil {
@@ -87,6 +91,8 @@ func (f *configFlags) view(ctx context.Context) (v config.View, from string, err
 	return v, from, err
 }
 
+// newConfig returns the command config with its subcommands. All but validate and schema ask the daemon
+// if one runs, unless --config or --state-dir name files.
 func newConfig() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "config",
@@ -99,13 +105,16 @@ those of the files. docs/config.md lists all keys.`,
 	return c
 }
 
-// needKey finds a key of the configuration; the error of an unknown one names the nearest.
-func needKey(name string) (*config.Key, error) {
-	k, err := config.NeedKey(name)
-	if err != nil {
-		return nil, cli.Errorf(cli.ExitUsage, "%w", err)
+// withKey makes the RunE of a command whose first argument is KEY: run gets the key and the arguments
+// after it. An unknown key is a usage error, which names the nearest one.
+func withKey(run func(cmd *cobra.Command, k *config.Key, rest []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		k, err := config.NeedKey(args[0])
+		if err != nil {
+			return cli.Errorf(cli.ExitUsage, "%w", err)
+		}
+		return run(cmd, k, args[1:])
 	}
-	return k, nil
 }
 
 // completeKeys completes KEY.
@@ -169,10 +178,11 @@ func newConfigValidate() *cobra.Command {
 			return nil
 		},
 	}
-	f.add(c)
+	f.addFlags(c)
 	return c
 }
 
+// newConfigSchema returns the command config schema, for editors that check YAML.
 func newConfigSchema() *cobra.Command {
 	return &cobra.Command{
 		Use:     "schema",

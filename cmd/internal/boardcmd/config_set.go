@@ -15,9 +15,22 @@ import (
 	"agentctl/control"
 )
 
+// changeFlags are the flags of config set and config unset.
+type changeFlags struct {
+	configFlags
+	dryRun bool
+}
+
+// addFlags adds the flags to c, a command whose first argument is KEY.
+func (f *changeFlags) addFlags(c *cobra.Command) {
+	f.configFlags.addFlags(c)
+	cli.AddDryRunFlag(c, &f.dryRun)
+}
+
+// newConfigSet returns the command config set. The value is checked here, before a daemon is asked, so
+// that a wrong one is a usage error whether a daemon runs or not.
 func newConfigSet() *cobra.Command {
-	var f configFlags
-	var dry bool
+	var f changeFlags
 	c := &cobra.Command{
 		Use:   "set KEY VALUE",
 		Short: "Change a setting; a running daemon applies it",
@@ -29,54 +42,44 @@ config.yaml. A running daemon applies it automatically.`,
   agentctl config set history.flush 10m`,
 		Args:              cobra.ExactArgs(2),
 		ValidArgsFunction: completeSetting,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := needKey(args[0])
-			if err != nil {
-				return err
-			}
-			v, err := k.Parse(args[1])
+		RunE: withKey(func(cmd *cobra.Command, k *config.Key, value []string) error {
+			v, err := k.Parse(value[0])
 			if err != nil {
 				return cli.Errorf(cli.ExitUsage, "%s: %w", k.Name, err)
 			}
-			return f.change(cmd, k, v, dry)
-		},
+			return f.change(cmd, k, v)
+		}),
 	}
-	f.add(c)
-	c.Flags().BoolVar(&dry, "dry-run", false, "show what would change, and change nothing")
+	f.addFlags(c)
 	return c
 }
 
+// newConfigUnset returns the command config unset, which is the undo of a first config set.
 func newConfigUnset() *cobra.Command {
-	var f configFlags
-	var dry bool
+	var f changeFlags
 	c := &cobra.Command{
 		Use:               "unset KEY",
 		Short:             "Remove a setting that `config set` saved",
 		Example:           "  agentctl config unset base_interval_ms",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeKeys,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := needKey(args[0])
-			if err != nil {
-				return err
-			}
-			return f.change(cmd, k, nil, dry)
-		},
+		RunE: withKey(func(cmd *cobra.Command, k *config.Key, _ []string) error {
+			return f.change(cmd, k, nil)
+		}),
 	}
-	f.add(c)
-	c.Flags().BoolVar(&dry, "dry-run", false, "show what would change, and change nothing")
+	f.addFlags(c)
 	return c
 }
 
 // change changes a setting, and prints what it was and how to undo it. A nil value removes
 // the saved setting.
-func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dryRun bool) error {
+func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) error {
 	s, err := f.session(cmd.Context())
 	if err != nil {
 		return err
 	}
 	defer closeSession(s)
-	c, err := s.Change(cmd.Context(), key, value, dryRun)
+	c, err := s.Change(cmd.Context(), key, value, f.dryRun)
 	if err != nil {
 		return changeError(err)
 	}
@@ -88,12 +91,25 @@ func (f *configFlags) change(cmd *cobra.Command, key *config.Key, value any, dry
 	switch {
 	case value == nil && !c.WasSaved:
 		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", key.Name, c.Path, before, c.Origin)
-	case dryRun:
+	case f.dryRun:
 		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", key.Name, before, after, c.Path)
 	default:
-		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s\n%s\n", key.Name, before, after, c.Path, c.Undo()+cli.GivenFlags(cmd, "config", "state-dir", "socket"), c.EffectText())
+		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s%s\n%s\n", key.Name, before, after, c.Path, undoChange(c), cli.GivenFlags(cmd, "config", "state-dir", "socket"), c.EffectText())
 	}
 	return nil
+}
+
+// undoChange is the command that undoes a change: it removes a setting that had not been saved before,
+// and saves the old value again of one that had.
+func undoChange(c *configctl.Change) string {
+	if !c.WasSaved {
+		return "agentctl config unset " + c.Key.Name
+	}
+	before := c.Key.Text(c.Old)
+	if before == "none" || before == "-" { // an empty list or text was saved
+		before = ""
+	}
+	return "agentctl config set " + c.Key.Name + " " + cli.ShellQuote(before)
 }
 
 // changeError gives an error of configctl.Session.Change its exit code and next step. An

@@ -8,13 +8,15 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spf13/cobra"
+
 	"agentctl/cmd/internal/cli"
 	"agentctl/config"
 	"agentctl/term"
-
-	"github.com/spf13/cobra"
 )
 
+// newConfigShow returns the command config show. Without --origin its JSON and YAML have the form of a
+// configuration file, so that the output can be saved as one.
 func newConfigShow() *cobra.Command {
 	var f configFlags
 	var out cli.Output
@@ -24,28 +26,30 @@ func newConfigShow() *cobra.Command {
 		Short:   "Print every setting and its source",
 		Example: "  agentctl config show --origin\n  agentctl config show -o yaml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v, of, err := f.view(cmd.Context())
+			v, from, err := f.view(cmd.Context())
 			if err != nil {
 				return err
 			}
 			for _, note := range v.Notes {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
 			}
+			var data any = v.GivenValues()
 			if origin {
-				return out.Print(cmd, v, func() error { return printConfig(cmd.OutOrStdout(), &v, of, true) })
+				data = v
 			}
-			return out.Print(cmd, v.GivenValues(), func() error { return printConfig(cmd.OutOrStdout(), &v, of, false) })
+			return out.Print(cmd, data, func() error { return printConfig(cmd.OutOrStdout(), &v, from, origin) })
 		},
 	}
-	f.add(c)
+	f.addFlags(c)
 	out.AddFlags(c)
 	c.Flags().BoolVar(&origin, "origin", false, "show where each value comes from")
 	return c
 }
 
-// printConfig prints all keys with their values, sorted, then the files that they
-// come from and what is wrong with them; of says which daemon or files were asked.
-func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
+// printConfig prints all keys with their values, sorted, then the files that they come from and what is
+// wrong with them. from says who was asked, as configFlags.view returns it; origin adds the source of
+// each value.
+func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, name := range config.KeyNames() {
 		line := name + "\t" + v.Text(name)
@@ -61,7 +65,7 @@ func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 	if len(v.Files) > 0 {
 		files = strings.Join(v.Files, ", ")
 	}
-	fmt.Fprintf(w, "\nFrom %s. Read: %s.\n", of, files)
+	fmt.Fprintf(w, "\nFrom %s. Read: %s.\n", from, files)
 	if v.Error != "" {
 		fmt.Fprintf(w, "The present files are invalid; the previous settings stay in force:\n%s\n", v.Error)
 	}
@@ -71,6 +75,8 @@ func printConfig(w io.Writer, v *config.View, of string, origin bool) error {
 	return nil
 }
 
+// newConfigGet returns the command config get. A setting that is left to its default prints an empty
+// line, so that a script can test it with [ -z ].
 func newConfigGet() *cobra.Command {
 	var f configFlags
 	var out cli.Output
@@ -80,11 +86,7 @@ func newConfigGet() *cobra.Command {
 		Example:           "  agentctl config get base_interval_ms\n  agentctl config get alerts.rules -o json",
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeKeys,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := needKey(args[0])
-			if err != nil {
-				return err
-			}
+		RunE: withKey(func(cmd *cobra.Command, k *config.Key, _ []string) error {
 			v, _, err := f.view(cmd.Context())
 			if err != nil {
 				return err
@@ -96,9 +98,9 @@ func newConfigGet() *cobra.Command {
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), strings.TrimPrefix(v.Text(k.Name), "-"))
 				return err
 			})
-		},
+		}),
 	}
-	f.add(c)
+	f.addFlags(c)
 	out.AddFlags(c)
 	return c
 }

@@ -12,6 +12,7 @@ import (
 
 	"agentctl/cmd/internal/cli"
 	"agentctl/config"
+	"agentctl/configctl"
 	"agentctl/control"
 )
 
@@ -52,6 +53,29 @@ func TestChangeError(t *testing.T) {
 		got := cli.Explain(newConfigSet(), changeError(err))
 		if n := strings.Count(got.Error(), "use sudo"); n != 1 || got.Code != cli.ExitUnauthorized {
 			t.Errorf("%v: exit %d, names sudo %d times: %v", err, got.Code, n, got)
+		}
+	}
+}
+
+// The printed undo can be pasted into a shell: it restores the old value, whatever characters it has, or
+// removes a setting that was not saved before.
+func TestUndoChange(t *testing.T) {
+	t.Parallel()
+	diskPath, modules := config.FindKey("disk_path"), config.FindKey("modules")
+	for _, tt := range []struct {
+		name   string
+		change configctl.Change
+		want   string
+	}{
+		{"not saved before", configctl.Change{Key: diskPath, Old: "/"}, "agentctl config unset disk_path"},
+		{"a value", configctl.Change{Key: diskPath, Old: "/mnt", WasSaved: true}, "agentctl config set disk_path /mnt"},
+		{"a value with spaces", configctl.Change{Key: diskPath, Old: "/mnt/my disk", WasSaved: true}, "agentctl config set disk_path '/mnt/my disk'"},
+		{"a list", configctl.Change{Key: modules, Old: []string{"network", "wear"}, WasSaved: true}, "agentctl config set modules network,wear"},
+		{"an empty list", configctl.Change{Key: modules, Old: []string{}, WasSaved: true}, "agentctl config set modules ''"},
+		{"an empty text", configctl.Change{Key: diskPath, Old: "", WasSaved: true}, "agentctl config set disk_path ''"},
+	} {
+		if got := undoChange(&tt.change); got != tt.want {
+			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

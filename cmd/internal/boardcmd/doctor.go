@@ -15,6 +15,9 @@ import (
 	"agentctl/term"
 )
 
+// newDoctor returns the command doctor. The checks are in package doctor; it also runs them inside the
+// daemon, for agents (InsideDoctor). Flags are passed on as settings of the daemon, with their origin, so
+// that a finding can name the flag that is wrong.
 func newDoctor() *cobra.Command {
 	var out cli.Output
 	var o doctor.Options
@@ -42,7 +45,7 @@ no check fails (warnings are allowed), otherwise 1.`,
 			if err := out.Print(cmd, r, func() error { return printReport(cmd.OutOrStdout(), r) }); err != nil {
 				return err
 			}
-			switch {
+			switch { // the report above names each; the error is for the exit code
 			case r.Failures > 0:
 				return cli.Errorf(cli.ExitFailure, "%s failed", counted(r.Failures, "check"))
 			case strict && r.Warnings > 0:

@@ -1,7 +1,6 @@
 package boardcmd
 
 import (
-	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -15,12 +14,19 @@ import (
 	"agentctl/term"
 )
 
+// historyFlags are the flags of history, and the window that they select.
+type historyFlags struct {
+	window       monitor.Window
+	socket       socketFlag
+	board        boardFlags
+	since, until string // an age or a time, by the clock of the daemon or board that recorded
+	format       string // of an export; "" draws a chart
+	step         time.Duration
+}
+
+// newHistory returns the command history.
 func newHistory() *cobra.Command {
-	var h monitor.Window
-	var socket socketFlag
-	var board boardFlags
-	var since, until, format string
-	var step time.Duration
+	var h historyFlags
 	c := &cobra.Command{
 		Use:   "history",
 		Short: "Show what was recorded on this machine or a board: a chart, or an export",
@@ -39,56 +45,72 @@ apart, and ts is the begin of each step.`,
   agentctl history --since 7d --step 10m -o csv > week.csv
   agentctl history --board attic --since 24h
   agentctl history --since 2026-01-02T00:00:00Z --until 2026-01-03T00:00:00Z -o ndjson`,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if h.Modules, err = monitor.NormalizeModules(h.Modules); err != nil {
-				return err
-			}
-			if cmd.Flags().Changed("step") && step < time.Millisecond {
-				return cli.Errorf(cli.ExitUsage, "--step is at least 1ms")
-			}
-			h.StepMS = step.Milliseconds()
-			show := func(ctx context.Context, now time.Time, isSet bool) error {
-				h.ClockUnset = !isSet
-				if err := setWindow(&h, now, since, until); err != nil {
-					return err
-				}
-				if format != "" {
-					board.setStep(cmd, &h)
-					return h.Export(ctx, cmd.OutOrStdout(), format)
-				}
-				if !cmd.Flags().Changed("since") {
-					if err := h.Trim(ctx); err != nil {
-						return err
-					}
-				}
-				return h.Draw(ctx, cmd.OutOrStdout(), time.Local)
-			}
-			if isSet, err := board.isSet(cmd); err != nil || isSet {
-				return cmp.Or(err, board.connected(cmd, &h, show))
-			}
-			if !cli.IsLinux {
-				return cli.Errorf(cli.ExitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
-			}
-			return socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
-				h.Source = cl
-				now, isSet := monitor.Clock(ctx, cl)
-				return show(ctx, now, isSet)
-			})
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return h.run(cmd) },
 	}
 	f := c.Flags()
-	f.VarP(&term.FormatFlag{Format: &format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
-	cli.AddJSONFlag(c, &format)
-	socket.addFlags(c)
-	board.flags(c)
-	f.StringVar(&since, "since", "1h", "start at this `TIME` or age")
-	f.StringVar(&until, "until", "0s", "end at this `TIME` or age")
-	f.Var(duration.NewValue(&step, 0), "step", "keep one record per `DURATION`")
-	f.StringSliceVar(&h.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", ")+" (chart: cpu and memory, export: all)")
+	f.VarP(&term.FormatFlag{Format: &h.format, Allowed: monitor.Formats}, "output", "o", "print `FORMAT` instead of a chart: csv, json, ndjson or yaml")
+	cli.AddJSONFlag(c, &h.format)
+	h.socket.addFlags(c)
+	h.board.addFlags(c)
+	f.StringVar(&h.since, "since", "1h", "start at this `TIME` or age")
+	f.StringVar(&h.until, "until", "0s", "end at this `TIME` or age")
+	f.Var(duration.NewValue(&h.step, 0), "step", "keep one record per `DURATION`")
+	f.StringSliceVar(&h.window.Modules, "modules", nil, "only these `MODULES`: "+strings.Join(monitor.ModuleNames(), ", ")+" (chart: cpu and memory, export: all)")
 	return c
 }
 
-// setWindow sets the times asked for, by the daemon's clock.
+// run shows the history of a board if one is named, else that of this machine. What is wrong with the
+// flags is reported before anything is asked.
+func (h *historyFlags) run(cmd *cobra.Command) (err error) {
+	if h.window.Modules, err = monitor.NormalizeModules(h.window.Modules); err != nil {
+		return err
+	}
+	if cmd.Flags().Changed("step") && h.step < time.Millisecond {
+		return cli.Errorf(cli.ExitUsage, "--step is at least 1ms")
+	}
+	h.window.StepMS = h.step.Milliseconds()
+	isBoard, err := h.board.isNamed(cmd)
+	switch {
+	case err != nil:
+		return err
+	case isBoard:
+		now, err := h.board.open(cmd, &h.window)
+		if err != nil {
+			return err
+		}
+		return h.show(cmd.Context(), cmd, now)
+	case !cli.IsLinux:
+		return cli.Errorf(cli.ExitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
+	}
+	return h.socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
+		now, isSet := monitor.Clock(ctx, cl)
+		h.window.Source, h.window.ClockUnset = cl, !isSet
+		return h.show(ctx, cmd, now)
+	})
+}
+
+// show exports the records, or draws them. now is the time by the clock that stamped them, which ages
+// such as 24h count back from: that of this machine may differ.
+//
+// Without --since a chart begins with the first record, because a board that was set up a minute ago
+// would otherwise have a chart that is almost empty.
+func (h *historyFlags) show(ctx context.Context, cmd *cobra.Command, now time.Time) error {
+	if err := setWindow(&h.window, now, h.since, h.until); err != nil {
+		return err
+	}
+	if h.format != "" {
+		h.board.setStep(cmd, &h.window)
+		return h.window.Export(ctx, cmd.OutOrStdout(), h.format)
+	}
+	if !cmd.Flags().Changed("since") {
+		if err := h.window.Trim(ctx); err != nil {
+			return err
+		}
+	}
+	return h.window.Draw(ctx, cmd.OutOrStdout(), time.Local)
+}
+
+// setWindow sets the window of h from the texts of --since and --until.
 func setWindow(h *monitor.Window, now time.Time, since, until string) error {
 	from, err := monitor.ParseTime(since, now)
 	if err != nil {

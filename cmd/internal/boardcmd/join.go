@@ -63,7 +63,7 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 		RunE: func(cmd *cobra.Command, args []string) error { return o.join(cmd, args) },
 	}
 	f := c.Flags()
-	o.targetFlags(c)
+	o.addTargetFlags(c)
 	f.StringVar(&o.codeFile, "code-file", "", "`FILE` with the code, in place of CODE")
 	f.StringVar(&o.caSHA256, "ca-sha256", "", "SHA-256 of the relay's own authority in `HEX`, as the invite has it: trust this relay and no other")
 	f.StringVar(&o.name, "name", "", "`NAME` for the relay to show; an invite with a name takes precedence")
@@ -73,8 +73,8 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	return c
 }
 
-// targetFlags adds the flags that name a board on this machine: by its daemon or by its files.
-func (o *joinOptions) targetFlags(c *cobra.Command) {
+// addTargetFlags adds the flags that name a board on this machine: by its daemon or by its files.
+func (o *joinOptions) addTargetFlags(c *cobra.Command) {
 	o.socket.addFlags(c)
 	c.Flags().StringVar(&o.stateDir, "state-dir", "", "`DIR` with the identity (default: that of the daemon)")
 	c.Flags().StringVar(&o.config, "config", "", "configuration `FILE` of the daemon")
@@ -103,6 +103,9 @@ func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 // join checks everything that can be wrong on this machine before the exchange with the relay, because
 // that may use up the code. After the exchange the board has joined whatever else fails, and the
 // answer is printed in each case: a script needs the node id also if the board is not online.
+//
+// Its steps: check what was typed, find the board (target), exchange the code for an identity and store it
+// (joinctl.Target.Join), wait until the daemon has a link with it (wait), print the answer.
 func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	jo := enroll.JoinOptions{Relay: args[0], CASHA256: o.caSHA256, Name: o.name, Version: cli.Version}
 	if _, err := enroll.BaseURL(jo.Relay); err != nil {

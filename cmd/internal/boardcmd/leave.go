@@ -22,12 +22,13 @@ without a restart. The history stays. The relay keeps the node until its operato
 		Example: "  sudo agentctl leave\n  agentctl leave -o json",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return o.leave(cmd) },
 	}
-	o.targetFlags(c)
+	o.addTargetFlags(c)
 	o.out.AddFlags(c)
 	return c
 }
 
-// leave removes the credentials. A board that has none is no error, so that a script may repeat it.
+// leave removes the credentials; a daemon that runs then works alone without a restart. A board that has
+// none is no error, so that a script may repeat it. Nothing is sent to the relay: it may be gone.
 func (o *joinOptions) leave(cmd *cobra.Command) error {
 	t, err := o.target(cmd)
 	if err != nil {

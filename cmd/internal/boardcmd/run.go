@@ -39,6 +39,8 @@ type runOptions struct {
 // maxMock bounds --mock.
 const maxMock = 20000
 
+// newRun returns the command run. Its flags are those settings of the configuration that a first start
+// needs; all other settings are in the files only.
 func newRun() *cobra.Command {
 	o := runOptions{flags: map[string]*string{}}
 	c := &cobra.Command{
@@ -58,7 +60,7 @@ The token is read from --token-file, otherwise from the systemd credential "toke
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := c.Flags()
-	text := func(key, usage string) {
+	text := func(key, usage string) { // adds the flag of a key that is kept as text
 		k := config.FindKey(key)
 		o.flags[key] = f.String(flagName(key), k.Default(), usage+" ["+k.Env()+"]")
 	}
@@ -114,7 +116,10 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	return s, nil
 }
 
-// load reads the configuration.
+// load reads the configuration into o.cfg, and returns its source, from which a running daemon reads it
+// again. A mistake in a file is a failure and one in a flag or variable a usage error, because only the
+// latter is corrected in the line that was typed. For this machine's daemon, damaged settings are set
+// aside (config.Source.SetAside), since it must start after a power cut.
 func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if o.mock < 0 || o.mock > maxMock {
 		return config.Source{}, cli.Errorf(cli.ExitUsage, "--mock takes 1 to %d boards", maxMock)
@@ -193,7 +198,7 @@ func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 		err = nil
 	}
 	if err != nil {
-		return fmt.Errorf("%w; mint them with: agentctl token create --class device --count %d", err, o.mock)
+		return fmt.Errorf("%w; create them with: agentctl token create --class device --count %d", err, o.mock)
 	}
 	tlsConfig, err := o.cfg.TLS()
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 )
 
 // change is what start, stop and burst print with -o json: how local push and recording
-// were, how they are now (or would be, with --dry-run), and the command that undoes it.
+// were, how they are now (or would be, with --dry-run), and the command that undoes it. Scripts read it:
+// fields are added and not renamed.
 type change struct {
 	DryRun    bool             `json:"dry_run"`
 	Before    control.Sampling `json:"before"`
@@ -36,10 +37,10 @@ type changer struct {
 	dryRun bool
 }
 
-func (c *changer) flags(cmd *cobra.Command) {
+func (c *changer) addFlags(cmd *cobra.Command) {
 	c.out.AddFlags(cmd)
 	c.socket.addFlags(cmd)
-	cmd.Flags().BoolVar(&c.dryRun, "dry-run", false, "print what would change, and change nothing")
+	cli.AddDryRunFlag(cmd, &c.dryRun)
 }
 
 // run reads the present sampling, calls do, and prints the change. With --dry-run do fills in the change
@@ -84,6 +85,8 @@ func undo(s control.Sampling) string {
 	return strings.TrimSpace("agentctl start " + strings.Join(s.Modules, " "))
 }
 
+// newStart returns the command start. It replaces the list of modules, and does not add to it: the same
+// command always leads to the same state.
 func newStart() *cobra.Command {
 	var c changer
 	cmd := &cobra.Command{
@@ -116,10 +119,12 @@ The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 			})
 		},
 	}
-	c.flags(cmd)
+	c.addFlags(cmd)
 	return cmd
 }
 
+// newStop returns the command stop. It does not stop the daemon, which its Long says, because people
+// expect that of the word.
 func newStop() *cobra.Command {
 	var c changer
 	cmd := &cobra.Command{
@@ -141,6 +146,6 @@ its link and the streams to a relay. To stop the daemon: systemctl stop agentctl
 			})
 		},
 	}
-	c.flags(cmd)
+	c.addFlags(cmd)
 	return cmd
 }

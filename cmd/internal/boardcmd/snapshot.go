@@ -12,6 +12,8 @@ import (
 	"agentctl/monitor"
 )
 
+// newSnapshot returns the command snapshot. Its readings are at most a second old (docs/control.md),
+// whether their modules are pushed to clients or not.
 func newSnapshot() *cobra.Command {
 	var out cli.Output
 	var socket socketFlag

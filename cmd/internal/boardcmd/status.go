@@ -18,6 +18,8 @@ import (
 	"agentctl/term"
 )
 
+// newStatus returns the command status. Its exit code is 0 whatever the daemon reports, even without a
+// link. A script that wants a verdict uses 'agentctl doctor'.
 func newStatus() *cobra.Command {
 	var out cli.Output
 	var socket socketFlag
@@ -40,14 +42,15 @@ func newStatus() *cobra.Command {
 	return c
 }
 
-// printStatus prints one row per subject, with an error and its next step below the row that they belong to. Rows that are
-// longer than the terminal is wide are wrapped below their own column.
+// printStatus prints one row per subject: a word in the first column, and its state. An error and its next
+// step follow as rows without a word. On a terminal a long row is wrapped in its own column; elsewhere
+// each row is one line, so that grep finds all of it.
 func printStatus(w io.Writer, s *daemon.Status) error {
 	const indent = 10
 	width, _, terminal := term.Size(w)
 	row := func(k, format string, args ...any) {
 		text := fmt.Sprintf(format, args...)
-		lines := []string{text} // scripts get one line each
+		lines := []string{text}
 		if terminal && indent+utf8.RuneCountInString(text) > width {
 			lines = term.Wrap(text, max(width-indent, 1))
 		}

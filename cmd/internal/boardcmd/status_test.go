@@ -16,53 +16,72 @@ import (
 	"agentctl/transport/link"
 )
 
-func TestStatusText(t *testing.T) {
-	sampling := func(running bool) daemon.SamplingStatus {
-		return daemon.SamplingStatus{Sampling: control.Sampling{Running: running, IntervalMS: 1000, Modules: []string{"cpu", "mem"}}}
+// aloneStatus is the status of a board that works alone, and that nothing is wrong with.
+func aloneStatus() *daemon.Status {
+	return &daemon.Status{
+		Link:     daemon.LinkStatus{State: link.StateDisabled},
+		Clock:    daemon.ClockStatus{State: clock.Local},
+		StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.OK},
+		Sampling: daemon.SamplingStatus{Sampling: control.Sampling{Running: true, IntervalMS: 1000, Modules: []string{"cpu", "mem"}}},
+		Sample:   &daemon.StatusSample{},
 	}
-	for _, tt := range []struct {
+}
+
+// Each state of a board has its row, and what is wrong has its next step.
+func TestPrintStatus(t *testing.T) {
+	t.Parallel()
+	const now = 1_795_000_000_000 // by the board's clock, milliseconds since 1970
+	tests := []struct {
 		name string
-		s    daemon.Status
+		edit func(s *daemon.Status)
 		want []string
 	}{
-		{"alone", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Local}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
+		{"a board that works alone", func(*daemon.Status) {},
 			[]string{"Clock     this machine's own", "Sampling  every 1s; pushed to local clients: cpu, mem", "agentctl invite"}},
-		{"stopped", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Local}, Sampling: sampling(false), Sample: &daemon.StatusSample{}},
-			[]string{"stopped", "agentctl start"}},
-		{"linked", daemon.Status{Link: daemon.LinkStatus{State: link.StateReady}, Clock: daemon.ClockStatus{State: clock.Relay, OffsetMS: 70}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
-			[]string{"Clock     relay, 70 ms off the relay's"}},
-		{"1970", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Clock: daemon.ClockStatus{State: clock.Unsynced}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
+		{"sampling is stopped", func(s *daemon.Status) { s.Sampling.Running = false },
+			[]string{"Sampling  every 1s; push and recording are stopped", "agentctl start"}},
+		{"a board at a relay", func(s *daemon.Status) {
+			s.Link.State, s.Clock = link.StateReady, daemon.ClockStatus{State: clock.Relay, OffsetMS: 70}
+		}, []string{"Clock     relay, 70 ms off the relay's"}},
+		{"a clock that is not set", func(s *daemon.Status) { s.Clock.State = clock.Unsynced },
 			[]string{"Clock     not set yet"}},
-		{"begun", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Storage: daemon.StorageStatus{State: "ok", Unsaved: 7}, Sampling: sampling(true), Sample: &daemon.StatusSample{}},
+		{"a history before its first write", func(s *daemon.Status) { s.Storage = daemon.StorageStatus{State: "ok", Unsaved: 7} },
 			[]string{"History   7 samples in memory, not written yet"}},
-		{"no token", daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "read the token: open t: no such file or directory"}}},
-			[]string{"last error: read the token: open t", "put the board's token there"}},
-		{"TLS there", daemon.Status{Link: daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "the relay at ws://127.0.0.1:1/v1/device/ws answered HTTP 400 to the device link"}}},
-			[]string{"wss:// or ws://"}},
-		{"alert of a board without a clock", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Sampling: sampling(true), Sample: &daemon.StatusSample{},
-			Clock: daemon.ClockStatus{State: clock.Relay, NowMS: 1_795_000_000_000}, Alerts: []alert.Event{{Level: "warn", Message: "early"}, {Level: "warn", Message: "late", TS: 1_794_999_940_000}}},
-			[]string{"Alert     warn: early\n", "Alert     warn: late (60 s ago)\n"}},
-		{"a disk that fails", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.Failing, Detail: "read: input/output error", SinceMS: time.Now().UnixMilli() - 60_500}},
-			[]string{"State     the disk of /s: failing since 60 s ago: read: input/output error", "see dmesg"}},
-		{"files set aside", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.OK,
-			SetAside: []daemon.SetAsideFile{{File: "history.db", Aside: "history.db.corrupt-1"}}}},
-			[]string{"State     history.db was damaged, and set aside as history.db.corrupt-1", "sudo rm /s/history.db.corrupt-1"}},
-		{"a file of root", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, StateDir: daemon.StateDirStatus{Path: "/s", State: statedir.OK,
-			SetAside: []daemon.SetAsideFile{{File: "identity.json", Problem: "permission denied"}}}},
-			[]string{"State     identity.json is not used, and stays as it is: permission denied", "sudo chown --reference=/s /s/identity.json"}},
-		{"a newer history", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Storage: daemon.StorageStatus{State: "degraded:history", Detail: "newer", Path: "/s/history.db"}},
-			[]string{"History   degraded:history, in memory only: newer", "the disk is not at fault, and the file stays as it is"}},
-		{"dead mount", daemon.Status{Link: daemon.LinkStatus{State: link.StateDisabled}, Sample: &daemon.StatusSample{},
-			Sampling: daemon.SamplingStatus{Sampling: control.Sampling{Running: true, IntervalMS: 1000}, DiskError: "statfs /mnt: no answer"}},
+		{"a history of a newer version", func(s *daemon.Status) {
+			s.Storage = daemon.StorageStatus{State: "degraded:history", Detail: "newer", Path: "/s/history.db"}
+		}, []string{"History   degraded:history, in memory only: newer", "the disk is not at fault, and the file stays as it is"}},
+		{"no token", func(s *daemon.Status) {
+			s.Link = daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "read the token: open t: no such file or directory"}}
+		}, []string{"last error: read the token: open t", "put the board's token there"}},
+		{"ws:// to a relay with TLS", func(s *daemon.Status) {
+			s.Link = daemon.LinkStatus{State: link.StateWaiting, LastError: &daemon.LinkError{Message: "the relay at ws://127.0.0.1:1/v1/device/ws answered HTTP 400 to the device link"}}
+		}, []string{"wss:// or ws://"}},
+		{"alerts, one from before the clock was set", func(s *daemon.Status) {
+			s.Clock = daemon.ClockStatus{State: clock.Relay, NowMS: now}
+			s.Alerts = []alert.Event{{Level: "warn", Message: "early"}, {Level: "warn", Message: "late", TS: now - 60_000}}
+		}, []string{"Alert     warn: early\n", "Alert     warn: late (60 s ago)\n"}},
+		{"a disk that fails", func(s *daemon.Status) {
+			s.StateDir.State, s.StateDir.Detail, s.StateDir.SinceMS = statedir.Failing, "read: input/output error", time.Now().UnixMilli()-60_500
+		}, []string{"State     the disk of /s: failing since 60 s ago: read: input/output error", "see dmesg"}},
+		{"a file that was set aside", func(s *daemon.Status) {
+			s.StateDir.SetAside = []daemon.SetAsideFile{{File: "history.db", Aside: "history.db.corrupt-1"}}
+		}, []string{"State     history.db was damaged, and set aside as history.db.corrupt-1", "sudo rm /s/history.db.corrupt-1"}},
+		{"a file of root", func(s *daemon.Status) {
+			s.StateDir.SetAside = []daemon.SetAsideFile{{File: "identity.json", Problem: "permission denied"}}
+		}, []string{"State     identity.json is not used, and stays as it is: permission denied", "sudo chown --reference=/s /s/identity.json"}},
+		{"a mount that does not answer", func(s *daemon.Status) { s.Sampling.DiskError = "statfs /mnt: no answer" },
 			[]string{"Disk      statfs /mnt: no answer", "CPU "}},
-	} {
-		var b bytes.Buffer
-		if err := printStatus(&b, &tt.s); err != nil {
+	}
+	for _, tt := range tests {
+		s := aloneStatus()
+		tt.edit(s)
+		var out bytes.Buffer
+		if err := printStatus(&out, s); err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range tt.want {
-			if !strings.Contains(b.String(), want) {
-				t.Errorf("%s: no %q in\n%s", tt.name, want, b.String())
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("%s: no %q in\n%s", tt.name, want, out.String())
 			}
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	"agentctl/term"
 )
 
+// newWatch returns the command watch: a live view on a terminal, a stream of JSON elsewhere. Both read the
+// same messages from a monitor.Watcher, which reconnects when the daemon restarts.
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
 	var socket socketFlag
@@ -72,8 +74,9 @@ cpu and memory, like any client that subscribes to events.`,
 	return c
 }
 
-// printMessages writes one object a line until there were maxSamples (0: no limit).
-// Only samples count for --count: alerts and changes of the connection come at any time.
+// printMessages writes one object a line until there were maxSamples (0: no limit) or ctx ends, which is
+// the usual end and no error. Only samples count: alerts and changes of the connection come at any time.
+// It reports a lost connection on stderr too, for a person who sees only what jq makes of stdout.
 func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.Message, maxSamples int) error {
 	samples, isLost := 0, false
 	for {
