@@ -12,7 +12,7 @@
 // before the relay, and the directory is removed after both, so that neither writes into a
 // directory that is gone.
 //
-// The links are real, so that a demo shows what a deployment does: tokens are minted and verified,
+// The links are real, so that a demo shows what a deployment does: tokens are created and verified,
 // calls cross the relay, and metrics are streamed. TLS is left out, because everything stays
 // on loopback.
 package demo
@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Options, use func(context.Context, *Demo) error)
 
 	d := &Demo{RelayURL: r.URL(), MCPURL: client.MCPURL(r.URL(), client.FleetToolset, true), SSEURL: r.SSEURL(), dir: dir, doctor: o.Doctor,
 		TokenFile: filepath.Join(dir, "agent.token"), Socket: filepath.Join(dir, "run", "agentctl.sock")}
-	tokens, err := d.mintTokens(ctx, r.Store())
+	tokens, err := d.createTokens(ctx, r.Store())
 	if err != nil {
 		return err
 	}
@@ -173,11 +173,11 @@ func openRelay(stateDir string, o Options) (*relay.Relay, error) {
 	return r, err
 }
 
-// mintTokens mints the agent's token and returns those of the boards.
+// createTokens creates the agent's token and returns those of the boards.
 //
 // Node 0 is this machine, and its token the first one; the mock boards follow in the order of
 // their names. The agent's token is also written to TokenFile, for commands that take a file.
-func (d *Demo) mintTokens(ctx context.Context, store *auth.Store) ([]string, error) {
+func (d *Demo) createTokens(ctx context.Context, store *auth.Store) ([]string, error) {
 	agent, err := store.Mint(ctx, auth.MintRequest{Class: auth.ClassAgent, Subject: "demo", TTL: tokenTTL})
 	if err != nil {
 		return nil, err

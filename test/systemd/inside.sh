@@ -246,7 +246,7 @@ systemctl restart agentctl-relay
 umask 077
 agentctl token create --class device --out /etc/agentctl/token --force 2> /dev/null
 agentctl token create --class agent 2> /dev/null > /tmp/agent.token
-check "what root minted belongs to the relay" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
+check "what root created belongs to the relay" is "" "$(find /var/lib/private/agentctl-relay -uid 0)"
 sed -i '/^AGENTCTL_RELAY/d' /etc/default/agentctl
 printf 'AGENTCTL_RELAY=wss://127.0.0.1:8460\nAGENTCTL_CA_FILE=/etc/agentctl/ca.pem\nAGENTCTL_NAME=box\n' >> /etc/default/agentctl
 systemctl restart agentctl

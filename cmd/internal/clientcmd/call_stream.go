@@ -38,6 +38,7 @@ func (f *streamFlags) check() error {
 // --no-reconnect says otherwise. It reports interruptions on stderr, because frames go to stdout.
 func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.RelayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
 	if f.once {
+		// The exit code says why the stream ended, and a normal end is none of the reasons.
 		err := rc.Metrics(ctx, tool, arguments, fn)
 		var closed *client.StreamClosedError
 		if errors.As(err, &closed) && closed.Code == sse.Normal {

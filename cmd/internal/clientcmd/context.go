@@ -22,6 +22,8 @@ or that of AGENTCTL_CONTEXT.`,
 	return c
 }
 
+// newContextLs returns the command context ls. A context that cannot be used is listed with the reason, so
+// that it can be removed.
 func newContextLs() *cobra.Command {
 	var out cli.Output
 	c := &cobra.Command{

@@ -11,7 +11,7 @@ import (
 	"agentctl/term"
 )
 
-// NewDescribe returns the command describe, which prints one board.
+// NewDescribe returns the command describe, which prints one board: what 'ls -o json' has of it, as rows.
 func NewDescribe() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// openInput opens a file, or for "-" the command's stdin, which Close leaves open.
+// openInput opens a file, or for "-" the command's stdin, which Close leaves open: it is not ours.
 func openInput(cmd *cobra.Command, path string) (io.ReadCloser, error) {
 	if path == "-" {
 		return io.NopCloser(cmd.InOrStdin()), nil

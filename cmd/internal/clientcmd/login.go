@@ -17,7 +17,8 @@ import (
 // loginTimeout bounds the exchange with the relay, repeats included.
 const loginTimeout = time.Minute
 
-// NewLogin returns the command login, which makes a context.
+// NewLogin returns the command login, which makes a context, the current one from then on. It may be repeated
+// after any failure: package login stores the key before it sends the code.
 func NewLogin() *cobra.Command {
 	var o login.Options
 	var codeFile, caFile string

@@ -21,7 +21,8 @@ type ticketCmd struct {
 	dryRun bool // of those that change something
 }
 
-// NewTickets returns the commands tickets.
+// NewTickets returns the command tickets with its subcommands. They call the tools tickets.* of the relay,
+// which agents use too: the rules of the queue are the relay's, and its refusals say what to do.
 func NewTickets() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tickets",
@@ -44,6 +45,7 @@ func (t *ticketCmd) addFlags(c *cobra.Command, changes bool) *cobra.Command {
 	return c
 }
 
+// newTicketsLs returns the command tickets ls.
 func newTicketsLs() *cobra.Command {
 	var t ticketCmd
 	var status string
@@ -75,6 +77,7 @@ func newTicketsLs() *cobra.Command {
 	return t.addFlags(c, false)
 }
 
+// newTicketsShow returns the command tickets show. Only a single ticket comes with its body and comments.
 func newTicketsShow() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{

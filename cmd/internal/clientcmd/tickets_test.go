@@ -5,7 +5,6 @@ package clientcmd
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,40 +17,33 @@ import (
 	"agentctl/cmd/internal/cli/clitest"
 	"agentctl/relay"
 	"agentctl/relay/auth"
-	"agentctl/relay/kernel"
 	"agentctl/relay/plugins/tickets"
 )
 
-// ticketRig is a relay with the tickets plugin, and the command line on it.
-type ticketRig struct {
+// ticketRelay is a relay, and the tokens of people who use its tickets.
+type ticketRelay struct {
 	t      *testing.T
 	url    string
-	tokens map[string]string // file by person
+	tokens map[string]string // token files: ann and bob may write, reader may read, eve is of another tenant
 }
 
-func newTicketRig(t *testing.T) *ticketRig {
+func newTicketRelay(t *testing.T) *ticketRelay {
 	t.Helper()
 	dir := t.TempDir()
-	opt := relay.Options{StateDir: filepath.Join(dir, "relay"), Listen: "127.0.0.1:0"}
-	opt.Plugins = append(opt.Plugins, func(k *kernel.Kernel) kernel.Plugin { return tickets.New(k, nil) })
-	r, err := relay.Open(opt)
-	if errors.Is(err, kernel.ErrAlreadyLoaded) { // the relay has it anyhow
-		opt.Plugins = nil
-		r, err = relay.Open(opt)
-	}
+	r, err := relay.Open(relay.Options{StateDir: filepath.Join(dir, "relay"), Listen: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	rig := &ticketRig{t: t, url: r.URL(), tokens: map[string]string{"": ""}}
-	for _, m := range []auth.MintRequest{
+	tr := &ticketRelay{t: t, url: r.URL(), tokens: map[string]string{}}
+	for _, req := range []auth.MintRequest{
 		{Class: "admin", Subject: "ann"}, {Class: "admin", Subject: "bob"}, {Class: "agent", Subject: "reader"}, {Class: "admin", Subject: "eve", Tenant: "other"},
 	} {
-		minted, err := r.Store().Mint(t.Context(), m)
+		created, err := r.Store().Mint(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
 		}
-		rig.tokens[m.Subject] = filepath.Join(dir, m.Subject)
-		if err := os.WriteFile(rig.tokens[m.Subject], []byte(minted[0].Token), 0o600); err != nil {
+		tr.tokens[req.Subject] = filepath.Join(dir, req.Subject)
+		if err := os.WriteFile(tr.tokens[req.Subject], []byte(created[0].Token), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -62,101 +54,131 @@ func newTicketRig(t *testing.T) *ticketRig {
 	wg.Go(func() { _ = r.Run(ctx) })
 	t.Cleanup(func() { stop(); wg.Wait() })
 	<-ready
-	return rig
+	return tr
 }
 
-// run runs `agentctl tickets` as a person, and wants an exit code.
-func (r *ticketRig) run(person string, code int, args ...string) (stdout, stderr string) {
+// with returns r for a subtest.
+func (r *ticketRelay) with(t *testing.T) *ticketRelay { return &ticketRelay{t, r.url, r.tokens} }
+
+// run runs 'agentctl tickets' with the token of a person, "" for none. It fails the test unless the
+// command ends with code and what it prints has each of want.
+func (r *ticketRelay) run(person string, code int, args []string, want ...string) (stdout string) {
 	r.t.Helper()
-	args = append(args, "--relay", r.url, "--token-file", r.tokens[person])
-	got, stdout, stderr := clitest.Run(r.t, NewTickets(), "from stdin\n", args...)
+	got, stdout, stderr := clitest.Run(r.t, NewTickets(), "from stdin\n", append(args, "--relay", r.url, "--token-file", r.tokens[person])...)
 	if got != code {
-		r.t.Fatalf("tickets %v: exit %d, want %d: %s", args, got, code, stderr)
+		r.t.Fatalf("tickets %q by %q: exit %d, want %d: %s", args, person, got, code, stderr)
 	}
-	return stdout, stderr
-}
-
-func (r *ticketRig) want(text string, words ...string) {
-	r.t.Helper()
-	for _, w := range words {
-		if !strings.Contains(text, w) {
-			r.t.Errorf("%q is not in:\n%s", w, text)
+	for _, w := range want {
+		if !strings.Contains(stdout+stderr, w) {
+			r.t.Errorf("tickets %q by %q: no %q in\n%s%s", args, person, w, stdout, stderr)
 		}
 	}
+	return stdout
 }
 
-func TestTicketsCommand(t *testing.T) {
-	r := newTicketRig(t)
-	_, errs := r.run("ann", cli.ExitOK, "ls")
-	r.want(errs, "agentctl tickets create")
-	_, errs = r.run("ann", cli.ExitOK, "create", "Disk full", "--dry-run")
-	r.want(errs, "nothing was done")
-	out, errs := r.run("ann", cli.ExitOK, "create", "Disk full", "--body-file", "-", "--priority", "high")
-	id := strings.TrimSpace(out)
-	r.want(errs, "created "+id, "agentctl tickets move "+id+" closed")
-
-	tail := id[len(id)-6:]
-	_, errs = r.run("bob", cli.ExitOK, "comment", tail, "on \x1b[31mit")
-	r.want(errs, "a comment stays")
-	_, errs = r.run("bob", cli.ExitOK, "assign", id, "bob")
-	r.want(errs, "to bob", "agentctl tickets assign "+id+" -")
-	_, errs = r.run("bob", cli.ExitFailure, "move", id, "approved", "--dry-run")
-	r.want(errs, "is open and cannot become approved", "in_progress")
-	_, errs = r.run("bob", cli.ExitOK, "move", id, "waiting", "--dry-run")
-	r.want(errs, "tickets.transition", "nothing was done")
-	_, errs = r.run("bob", cli.ExitOK, "move", id, "in_progress")
-	r.want(errs, "open -> in_progress", "agentctl tickets move "+id+" open --relay "+r.url+" --token-file "+r.tokens["bob"])
-	_, errs = r.run("bob", cli.ExitFailure, "move", id, "rejected")
-	r.want(errs, "cannot become rejected", "open, waiting, resolved, closed")
-	out, _ = r.run("reader", cli.ExitOK, "show", strings.ToLower(id))
-	r.want(out, "Disk full", "high", "bob", "from stdin", "on ?[31mit", "can become: open")
-	out, _ = r.run("ann", cli.ExitOK, "ls")
-	r.want(out, id, "in_progress", "high", "bob", "Disk full")
-	out, _ = r.run("ann", cli.ExitOK, "ls", "--status", "closed", "-o", "json")
-	r.want(out, "[]")
-	out, _ = r.run("ann", cli.ExitOK, "show", id, "-o", "yaml")
-	r.want(out, "status: in_progress\n", "comment_count: 1\n")
-	_, errs = r.run("bob", cli.ExitOK, "move", id, "resolved")
-	r.want(errs, "take it up again with: agentctl tickets move "+id+" open")
-	_, errs = r.run("bob", cli.ExitOK, "move", id, "closed")
-	r.want(errs, "agentctl tickets move "+id+" open")
-
-	// Somebody else's, nobody's, and what a token may not do.
-	_, errs = r.run("eve", cli.ExitFailure, "show", id)
-	r.want(errs, "no ticket has this id")
-	_, errs = r.run("eve", cli.ExitFailure, "show", tail)
-	r.want(errs, "no ticket has an id")
-	_, errs = r.run("reader", cli.ExitUnauthorized, "create", "x")
-	r.want(errs, "--scope tickets:write")
-	r.run("", cli.ExitUnauthorized, "ls")
-	r.run("ann", cli.ExitUsage, "show", "abc")
-	r.run("ann", cli.ExitUsage, "create", "x", "--expires", "5m")
-	_, errs = r.run("ann", cli.ExitUsage, "ls", "--status", "nonsense")
-	r.want(errs, "use open, in_progress")
+// create opens a ticket as ann and returns its id.
+func (r *ticketRelay) create(args ...string) (id string) {
+	r.t.Helper()
+	return strings.TrimSpace(r.run("ann", cli.ExitOK, append([]string{"create"}, args...)))
 }
 
-func TestTicketsApproval(t *testing.T) {
-	r := newTicketRig(t)
-	out, errs := r.run("ann", cli.ExitOK, "create", "Reboot attic", "--approval", "reboot attic now", "--expires", "15m", "-o", "json")
+// words splits a command line at its spaces; ID becomes the id of a ticket.
+func words(line, id string) []string {
+	return strings.Fields(strings.ReplaceAll(line, "ID", id))
+}
+
+// The tests share a relay: each has its own tickets.
+func TestTickets(t *testing.T) {
+	r := newTicketRelay(t)
+	for _, tt := range []struct {
+		name string
+		test func(t *testing.T, r *ticketRelay)
+	}{
+		{"from creation to end", testTicketLife},
+		{"refused", testTicketsRefused},
+		{"approval", testTicketApproval},
+	} {
+		t.Run(tt.name, func(t *testing.T) { tt.test(t, r.with(t)) })
+	}
+}
+
+// testTicketLife follows a ticket from its creation to its end. Each change prints the command that undoes
+// it. A creation prints only the id on stdout, so that a script can keep it.
+func testTicketLife(t *testing.T, r *ticketRelay) {
+	r.run("ann", cli.ExitOK, words("ls", ""), "agentctl tickets create")
+	r.run("ann", cli.ExitOK, words("create Disk --dry-run", ""), "nothing was done")
+	id := r.create("Disk full", "--body-file", "-", "--priority", "high")
+	lastPart := id[len(id)-6:]
+	for _, step := range []struct {
+		person, line string
+		code         int
+		want         []string
+	}{
+		{"ann", "ls", cli.ExitOK, []string{id, "open", "high", "Disk full"}},
+		{"bob", "comment " + lastPart + " \x1b[31mred", cli.ExitOK, []string{"a comment stays"}},
+		{"bob", "assign ID bob", cli.ExitOK, []string{"to bob", "agentctl tickets assign " + id + " -"}},
+		{"bob", "move ID approved --dry-run", cli.ExitFailure, []string{"is open and cannot become approved", "in_progress"}},
+		{"bob", "move ID waiting --dry-run", cli.ExitOK, []string{"tickets.transition", "nothing was done"}},
+		{"bob", "move ID in_progress", cli.ExitOK, []string{"open -> in_progress", "agentctl tickets move " + id + " open --relay " + r.url + " --token-file " + r.tokens["bob"]}},
+		{"bob", "move ID rejected", cli.ExitFailure, []string{"cannot become rejected", "open, waiting, resolved, closed"}},
+		{"reader", "show " + strings.ToLower(id), cli.ExitOK, []string{"Disk full", "high", "bob", "from stdin", "?[31mred", "can become: open"}},
+		{"ann", "ls", cli.ExitOK, []string{id, "in_progress", "bob"}},
+		{"ann", "ls --status closed -o json", cli.ExitOK, []string{"[]"}},
+		{"ann", "show ID -o yaml", cli.ExitOK, []string{"status: in_progress\n", "comment_count: 1\n"}},
+		{"bob", "move ID resolved", cli.ExitOK, []string{"take it up again with: agentctl tickets move " + id + " open"}},
+		{"bob", "move ID closed", cli.ExitOK, []string{"agentctl tickets move " + id + " open"}},
+	} {
+		r.run(step.person, step.code, words(step.line, id), step.want...)
+	}
+}
+
+// testTicketsRefused: another tenant's ticket is refused like one that does not exist, and what is wrong
+// with the command has its own exit code.
+func testTicketsRefused(t *testing.T, r *ticketRelay) {
+	id := r.create("Disk full")
+	for _, tt := range []struct {
+		name, person, line string
+		code               int
+		want               string
+	}{
+		{"a ticket of another tenant", "eve", "show ID", cli.ExitFailure, "no ticket has this id"},
+		{"a part of its id", "eve", "show " + id[len(id)-6:], cli.ExitFailure, "no ticket has an id"},
+		{"a token that may only read", "reader", "create x", cli.ExitUnauthorized, "--scope tickets:write"},
+		{"no token", "", "ls", cli.ExitUnauthorized, "agentctl token create"},
+		{"too short a part of an id", "ann", "show abc", cli.ExitUsage, "at least 4 characters"},
+		{"an expiry without an approval", "ann", "create x --expires 5m", cli.ExitUsage, "--approval"},
+		{"a status that does not exist", "ann", "ls --status nonsense", cli.ExitUsage, "use open, in_progress"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r.with(t).run(tt.person, tt.code, words(tt.line, id), tt.want)
+		})
+	}
+}
+
+// testTicketApproval: an approval is given by another person than the one who asked for it, and is final.
+func testTicketApproval(t *testing.T, r *ticketRelay) {
+	out := r.run("ann", cli.ExitOK, []string{"create", "Reboot attic", "--approval", "reboot attic now", "--expires", "15m", "-o", "json"}, "agentctl tickets reject ")
 	var k client.Ticket
 	if err := json.Unmarshal([]byte(out), &k); err != nil || k.Status != "pending" || k.Approval == nil {
 		t.Fatalf("%s: %v", out, err)
 	}
-	// It counts from the request; the ticket is created when the log has it on disk.
+	// The 15 minutes count from the request; the ticket is created when the log has it on disk.
 	if left := k.Approval.ExpiresAt - k.CreatedAt; left > 900_000 || left < 840_000 {
-		t.Errorf("it expires %d ms after it was created", left)
+		t.Errorf("it expires %d ms after it was created, want 840,000 to 900,000", left)
 	}
-	r.want(errs, "agentctl tickets reject "+k.ID)
-	_, errs = r.run("ann", cli.ExitUnauthorized, "approve", k.ID)
-	r.want(errs, "somebody else has to")
-	out, _ = r.run("bob", cli.ExitOK, "ls", "--status", "pending", "-o", "ndjson")
-	r.want(out, k.ID)
-	_, errs = r.run("bob", cli.ExitOK, "approve", k.ID)
-	r.want(errs, "pending -> approved", "final")
-	_, errs = r.run("bob", cli.ExitFailure, "reject", k.ID)
-	r.want(errs, "stays so")
-	out, _ = r.run("ann", cli.ExitOK, "show", k.ID)
-	r.want(out, "reboot attic now", "approved by bob", "can become: nothing")
+	for _, step := range []struct {
+		person, line string
+		code         int
+		want         []string
+	}{
+		{"ann", "approve ID", cli.ExitUnauthorized, []string{"somebody else has to"}},
+		{"bob", "ls --status pending -o ndjson", cli.ExitOK, []string{k.ID}},
+		{"bob", "approve ID", cli.ExitOK, []string{"pending -> approved", "final"}},
+		{"bob", "reject ID", cli.ExitFailure, []string{"stays so"}},
+		{"ann", "show ID", cli.ExitOK, []string{"reboot attic now", "approved by bob", "can become: nothing"}},
+	} {
+		r.run(step.person, step.code, words(step.line, k.ID), step.want...)
+	}
 }
 
 // The command knows the closed sets without the plugin, which the board build does not have.

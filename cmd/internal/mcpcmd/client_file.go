@@ -28,34 +28,41 @@ func (e *fileEdit) addFlags(c *cobra.Command) {
 	f.BoolVar(&e.dryRun, "dry-run", false, "show the change, and write nothing")
 }
 
-// open finds the client and reads its file.
-func (e *fileEdit) open(name string) (*clientconfig.Client, *clientconfig.File, error) {
+// findClient returns the client with this name, which must be one of those whose files agentctl edits.
+func findClient(name string) (*clientconfig.Client, error) {
 	cl, err := clientconfig.Find(name)
 	if err != nil {
-		return nil, nil, &cli.ExitError{Code: cli.ExitUsage, Err: err}
+		return nil, cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	if !cl.Writable {
-		return nil, nil, cli.Errorf(cli.ExitUsage, "agentctl does not edit the file of %s; print the entry with: agentctl mcp config %s", cl.Title, cl.Name)
+		return nil, cli.Errorf(cli.ExitUsage, "agentctl does not edit the file of %s; print the entry with: agentctl mcp config %s", cl.Title, cl.Name)
 	}
+	return cl, nil
+}
+
+// apply reads the client's file, shows what change makes of its content, asks and writes. noChange is
+// the format of the message if the content stays the same, with the path. done is false if nothing was
+// written.
+//
+// If another program has changed the file meanwhile, nothing is written (clientconfig.ErrChanged).
+func (e *fileEdit) apply(cmd *cobra.Command, cl *clientconfig.Client, noChange string, change func([]byte) ([]byte, error)) (done bool, err error) {
 	path := e.file
 	if path == "" {
 		if path, err = cl.Path(clientconfig.ThisSystem()); err != nil {
-			return nil, nil, fmt.Errorf("%w; name the file with --file", err)
+			return false, fmt.Errorf("%w; name the file with --file", err)
 		}
 	}
 	f, err := clientconfig.Read(path)
 	if err != nil {
-		return nil, nil, explainClientFile(cl, err)
+		return false, explainClientFile(cl, err)
 	}
-	return cl, f, nil
-}
-
-// write shows the change, asks and writes the file. same is the format of what to print if there is no
-// change, with the path. done is false if nothing was written.
-func (e *fileEdit) write(cmd *cobra.Command, cl *clientconfig.Client, f *clientconfig.File, after []byte, same string) (done bool, err error) {
+	after, err := change(f.Data)
+	if err != nil {
+		return false, explainClientFile(cl, &clientconfig.FileError{Path: f.Path, Err: err})
+	}
 	w := cmd.OutOrStdout()
 	if bytes.Equal(after, f.Data) {
-		_, err := fmt.Fprintf(w, same, f.Path)
+		_, err := fmt.Fprintf(w, noChange, f.Path)
 		return false, err
 	}
 	if _, err := fmt.Fprint(w, term.SafeText(f.Diff(after))); err != nil {

@@ -13,7 +13,8 @@ import (
 	"agentctl/term"
 )
 
-// newConnect returns the command connect.
+// newConnect returns the command connect. What is wrong with the relay or the token is found before the
+// client's file is read, because the client would show it to nobody.
 func newConnect() *cobra.Command {
 	var entry entryFlags
 	var edit fileEdit
@@ -32,10 +33,8 @@ then needs a long-lived token in its environment.`,
   agentctl mcp connect cursor --relay https://relay.example:8460 --token-file ~/agent.token
   agentctl mcp connect gemini --http --relay https://relay.example:8460
   agentctl mcp connect vscode --dry-run`,
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeClients(true),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, f, err := edit.open(args[0])
+			cl, err := findClient(args[0])
 			if err != nil {
 				return err
 			}
@@ -43,11 +42,9 @@ then needs a long-lived token in its environment.`,
 			if err != nil {
 				return err
 			}
-			after, err := cl.Connect(f.Data, server)
-			if err != nil {
-				return explainClientFile(cl, &clientconfig.FileError{Path: f.Path, Err: err})
-			}
-			done, err := edit.write(cmd, cl, f, after, "nothing to change: %s has this entry already\n")
+			done, err := edit.apply(cmd, cl, "nothing to change: %s has this entry already\n", func(data []byte) ([]byte, error) {
+				return cl.Connect(data, server)
+			})
 			if err != nil || !done {
 				return err
 			}
@@ -60,29 +57,23 @@ then needs a long-lived token in its environment.`,
 	}
 	entry.addFlags(c)
 	edit.addFlags(c)
-	return c
+	return withClient(c, true)
 }
 
 // newDisconnect returns the command disconnect.
 func newDisconnect() *cobra.Command {
 	var edit fileEdit
 	c := &cobra.Command{
-		Use:               "disconnect CLIENT",
-		Short:             "Remove agentctl from an MCP client's configuration",
-		Long:              "Undo 'agentctl mcp connect': remove the entry from the client's file and leave the rest as it is.",
-		Example:           "  agentctl mcp disconnect claude-code",
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeClients(true),
+		Use:     "disconnect CLIENT",
+		Short:   "Remove agentctl from an MCP client's configuration",
+		Long:    "Undo 'agentctl mcp connect': remove the entry from the client's file and leave the rest as it is.",
+		Example: "  agentctl mcp disconnect claude-code",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, f, err := edit.open(args[0])
+			cl, err := findClient(args[0])
 			if err != nil {
 				return err
 			}
-			after, err := cl.Disconnect(f.Data)
-			if err != nil {
-				return explainClientFile(cl, &clientconfig.FileError{Path: f.Path, Err: err})
-			}
-			done, err := edit.write(cmd, cl, f, after, "nothing to change: %s has no entry of agentctl\n")
+			done, err := edit.apply(cmd, cl, "nothing to change: %s has no entry of agentctl\n", cl.Disconnect)
 			if err == nil && done {
 				fmt.Fprintf(cmd.OutOrStdout(), "disconnected %s; undo with: agentctl mcp connect %s%s\n", cl.Title, cl.Name, cli.GivenFlags(cmd, "file"))
 			}
@@ -90,7 +81,7 @@ func newDisconnect() *cobra.Command {
 		},
 	}
 	edit.addFlags(c)
-	return c
+	return withClient(c, true)
 }
 
 // newConfig returns the command config. It knows also the clients whose files agentctl does not edit.
@@ -104,12 +95,10 @@ func newConfig() *cobra.Command {
 		Example: `  agentctl mcp config zed
   agentctl mcp config goose --context lab
   agentctl mcp config windsurf --http --relay https://relay.example:8460`,
-		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: completeClients(false),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := clientconfig.Find(args[0])
 			if err != nil {
-				return &cli.ExitError{Code: cli.ExitUsage, Err: err}
+				return cli.Errorf(cli.ExitUsage, "%w", err)
 			}
 			server, hint, err := entry.server(cmd)
 			if err != nil {
@@ -130,15 +119,18 @@ func newConfig() *cobra.Command {
 		},
 	}
 	entry.addFlags(c)
-	return c
+	return withClient(c, false)
 }
 
-// completeClients completes the name of a client; writable selects those whose files agentctl edits.
-func completeClients(writable bool) cobra.CompletionFunc {
-	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+// withClient makes c a command whose only argument is the name of a client, and completes it. writable
+// selects the clients whose files agentctl edits.
+func withClient(c *cobra.Command, writable bool) *cobra.Command {
+	c.Args = cobra.ExactArgs(1)
+	c.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		return clientconfig.Names(writable), cobra.ShellCompDirectiveNoFileComp
 	}
+	return c
 }

@@ -56,7 +56,8 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 	return nil
 }
 
-// explain adds what the server wrote, and the next step.
+// explain adds to an error of the installation or of the server what the server wrote to stderr, which is
+// where most of them say what is missing, and the next step. Both texts are the server's: SafeText.
 func (a *adoption) explain(err error) error {
 	e, ok := errors.AsType[*process.AdoptError](err)
 	if !ok {
@@ -69,7 +70,8 @@ func (a *adoption) explain(err error) error {
 	return errors.New(text + "\nIf it needs more of this machine, give it that with --read PATH, --write PATH or --env NAME=VALUE")
 }
 
-// finish shows the manifest, writes it unless it would replace another one, and loads it.
+// finish shows the manifest, writes it unless it would replace another one, and loads it. A manifest that
+// is the same as the one that is there is written again: the program beside it may be a newer one.
 func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 	isSame := bytes.Equal(a.previousJSON, found.JSON)
 	r := newAdoptReport(a, found)

@@ -14,7 +14,8 @@ import (
 	"agentctl/term"
 )
 
-// newPluginShow returns the command plugin show.
+// newPluginShow returns the command plugin show, by which an operator decides before plugin allow. The
+// digest that it prints pins the decision to this plugin.json.
 func newPluginShow() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -125,7 +126,7 @@ scope that the caller lacks.`,
 	return c
 }
 
-// newPluginDisallow returns the command plugin disallow.
+// newPluginDisallow returns the command plugin disallow. The plugin stays loaded, and answers calls.
 func newPluginDisallow() *cobra.Command {
 	var rf cli.RelayFlags
 	var dryRun bool

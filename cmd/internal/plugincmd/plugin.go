@@ -39,7 +39,7 @@ ls, load, reload and unload need a token with the scope kernel:admin:
 
 // newPluginValidate returns the command plugin validate. It needs no relay, for use in a build.
 func newPluginValidate() *cobra.Command {
-	return &cobra.Command{
+	return &cobra.Command{ // without --json: the exit code is the answer
 		Use:     "validate FILE",
 		Short:   "Check a plugin.json",
 		Example: "  agentctl plugin validate plugins/notes/plugin.json",
@@ -55,7 +55,7 @@ func newPluginValidate() *cobra.Command {
 	}
 }
 
-// newPluginLs returns the command plugin ls.
+// newPluginLs returns the command plugin ls. Connected boards are in the list: each is a plugin of the kernel.
 func newPluginLs() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -105,7 +105,7 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 	return c
 }
 
-// newPluginLoad returns the command plugin load.
+// newPluginLoad returns the command plugin load. It lasts until the relay stops.
 func newPluginLoad() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "load",
@@ -124,7 +124,7 @@ a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl p
 	})
 }
 
-// newPluginReload returns the command plugin reload.
+// newPluginReload returns the command plugin reload. It has no undo: the folder has the new version only.
 func newPluginReload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "reload",
@@ -146,7 +146,7 @@ To reload all plugins whose manifest or program has changed, send SIGHUP to the 
 	})
 }
 
-// newPluginUnload returns the command plugin unload.
+// newPluginUnload returns the command plugin unload, which waits for the calls in flight.
 func newPluginUnload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "unload",

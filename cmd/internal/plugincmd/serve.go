@@ -3,7 +3,6 @@
 package plugincmd
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
@@ -29,7 +28,7 @@ func newPluginServe() *cobra.Command {
 				return err
 			}
 			if ln == nil {
-				return cli.Errorf(cli.ExitUsage, "%w", errNoSocket)
+				return cli.Errorf(cli.ExitUsage, "systemd starts this command, with a socket: systemctl enable --now agentctl-relay-plugin@NAME.socket")
 			}
 			home := os.Getenv("STATE_DIRECTORY") // systemd.exec(5)
 			if home == "" {
@@ -42,6 +41,3 @@ func newPluginServe() *cobra.Command {
 		},
 	}
 }
-
-// errNoSocket reports that a person typed the command.
-var errNoSocket = errors.New("plugin serve is started by systemd with a socket: systemctl enable --now agentctl-relay-plugin@NAME.socket")

@@ -22,9 +22,9 @@ type adminFlags struct {
 	out      cli.Output
 }
 
-// flags adds the flags; byDefault is the text for which tenant a command in a state directory works
+// addFlags adds the flags; byDefault is the text for which tenant a command in a state directory works
 // on without --tenant.
-func (f *adminFlags) flags(c *cobra.Command, byDefault string) {
+func (f *adminFlags) addFlags(c *cobra.Command, byDefault string) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
 	c.Flags().StringVar(&f.tenant, "tenant", "", "with a state directory: the `TENANT` (default: "+byDefault+")")
@@ -92,6 +92,6 @@ func (f *adminFlags) changer(cmd *cobra.Command) stateChanger {
 
 // sameRelay returns the flags that the command was given to find its relay, with a space before them:
 // the command that is printed as the next step needs them too.
-func (f *adminFlags) sameRelay(cmd *cobra.Command) string {
+func sameRelay(cmd *cobra.Command) string {
 	return cli.StateDirHint(cmd) + cli.RelayHint(cmd)
 }

@@ -19,7 +19,8 @@ import (
 )
 
 // newBackup returns the command backup. The stores are copied through SQLite and the relay keeps
-// writing meanwhile, so that a backup needs no maintenance window.
+// writing meanwhile, so that a backup needs no maintenance window. Only the path goes to stdout, for
+// scripts that copy the directory elsewhere.
 func newBackup() *cobra.Command {
 	o := backup.Options{Version: cli.Version}
 	var out cli.Output
@@ -98,6 +99,8 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 				return cli.Errorf(cli.ExitUsage, "BACKUP is missing: the directory that 'agentctl relay backup' has printed")
 			}
 			o.Backup = args[0]
+			// The first attempt changes nothing if it returns an UnknownError: the operator decides, and
+			// a second attempt goes on without what is not known.
 			r, err := backup.Restore(cmd.Context(), o)
 			var unknown *backup.UnknownError
 			if errors.As(err, &unknown) {

@@ -32,8 +32,8 @@ var _ inviteAdmin = (*client.Client)(nil)
 // inviteFlags are the flags that all commands of the group have.
 type inviteFlags struct{ adminFlags }
 
-func (f *inviteFlags) flags(c *cobra.Command) {
-	f.adminFlags.flags(c, "\""+auth.DefaultTenant+"\" for a new invite, else any")
+func (f *inviteFlags) addFlags(c *cobra.Command) {
+	f.adminFlags.addFlags(c, "\""+auth.DefaultTenant+"\" for a new invite, else any")
 }
 
 // run calls fn with the administration of the relay, or of the state directory, that the flags select.
@@ -106,7 +106,7 @@ code can join: send it as you would send a password.`,
 			})
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	fl := c.Flags()
 	fl.StringVar(&agent, "agent", "", "invite an agent or a person, by `NAME`, instead of a board")
 	fl.StringVar(&req.Name, "name", "", "`NAME` of the board (default: the one that it proposes)")
@@ -115,7 +115,7 @@ code can join: send it as you would send a password.`,
 	fl.IntVar(&req.Uses, "uses", 1, "`N` boards may join with the code")
 	fl.Var(duration.NewValue(&ttl, auth.DefaultInviteTTL), "ttl", "`DURATION` for which the code is good")
 	fl.StringVar(&relayURL, "url", "", "`URL` of the relay in the line to paste (default: the relay's own, see relay --public)")
-	fl.BoolVar(&dryRun, "dry-run", false, "print what would be made, and make nothing")
+	cli.AddDryRunFlag(c, &dryRun)
 	c.AddCommand(newInviteLs(), newInviteRevoke())
 	return c
 }
@@ -152,7 +152,7 @@ func isLoopbackURL(s string) bool {
 	return err == nil && edge.IsLoopback(u.Hostname())
 }
 
-// printedInvite is what -o json prints: the relay's answer with the line to paste.
+// printedInvite is what -o json prints: the relay's answer, and the line to paste as the member command.
 type printedInvite struct {
 	*client.NewInvite
 	Command string `json:"command"`
@@ -167,7 +167,7 @@ func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) err
 		return err
 	})
 	fmt.Fprintf(cmd.ErrOrStderr(), "good for %s, until %s; take back with: agentctl invite revoke%s %s\n",
-		term.SafeLine(describeInvite(&inv.Invite)), expiryText(time.UnixMilli(inv.ExpiresAtMS)), f.sameRelay(cmd), term.SafeLine(inv.Prefix))
+		term.SafeLine(describeInvite(&inv.Invite)), expiryText(time.UnixMilli(inv.ExpiresAtMS)), sameRelay(cmd), term.SafeLine(inv.Prefix))
 	switch u, _ := url.Parse(inv.URL); {
 	case isLoopbackURL(inv.URL):
 		fmt.Fprintln(cmd.ErrOrStderr(), "this address reaches the relay from its own machine only; for others start it with --listen :8460, or give its address with --url")
@@ -195,7 +195,8 @@ func joinCommand(inv *client.NewInvite) string {
 	return line
 }
 
-// describeInvite describes whom an invite is for, as a part of a sentence.
+// describeInvite describes whom an invite is for, as a part of a sentence: "20 boards with the tags roof of
+// tenant default".
 func describeInvite(i *client.Invite) string {
 	s := "1 " + i.Class
 	if i.Uses > 1 {

@@ -31,11 +31,11 @@ func newInviteLs() *cobra.Command {
 			})
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	return c
 }
 
-// printInvites prints a table of invites.
+// printInvites prints a table of invites, or the next step if there are none.
 func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no invites; make one with: agentctl invite")
@@ -48,7 +48,8 @@ func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	return t.Flush()
 }
 
-// newInviteRevoke returns the command invite revoke.
+// newInviteRevoke returns the command invite revoke. It takes the whole code too, because that is what a
+// person has at hand, and sends its prefix only.
 func newInviteRevoke() *cobra.Command {
 	var f inviteFlags
 	var dryRun bool
@@ -76,13 +77,13 @@ those with 'agentctl node revoke'.`,
 						did = "would revoke"
 					}
 					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s the invite %s for %s, of which %d joined; a revocation is not undone: make a new one with: agentctl invite%s\n",
-						did, inv.Prefix, describeInvite(inv), inv.Used, f.sameRelay(cmd))
+						did, inv.Prefix, describeInvite(inv), inv.Used, sameRelay(cmd))
 					return err
 				})
 			})
 		},
 	}
-	f.flags(c)
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "print what would be revoked, and revoke nothing")
+	f.addFlags(c)
+	cli.AddDryRunFlag(c, &dryRun)
 	return c
 }

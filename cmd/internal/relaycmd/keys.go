@@ -116,7 +116,7 @@ that were made with 'agentctl token create' must be made again.`,
 	}
 	cli.AddStateDirFlag(c, &dir)
 	c.Flags().BoolVar(&req.DropOld, "drop-old", false, "delete all older keys at once: the tokens that they signed stop working")
-	c.Flags().BoolVar(&req.DryRun, "dry-run", false, "print what would change, and change nothing")
+	cli.AddDryRunFlag(c, &req.DryRun)
 	out.AddFlags(c)
 	return c
 }

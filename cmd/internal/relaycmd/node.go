@@ -24,15 +24,17 @@ type nodeAdmin interface {
 // Over HTTP the client of a relay is a nodeAdmin as it is; localNodes is the other one.
 var _ nodeAdmin = (*client.Client)(nil)
 
-// nodeFlags are the flags that all commands of the group have.
+// nodeFlags are the flags that all commands of the group have. Each command prints what it changed and the
+// command that undoes it; with --dry-run it prints what would change, from the same answer of the relay,
+// which then changes nothing.
 type nodeFlags struct {
 	adminFlags
 	dryRun bool
 }
 
-func (f *nodeFlags) flags(c *cobra.Command) {
-	f.adminFlags.flags(c, "any")
-	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "print what would change, and change nothing")
+func (f *nodeFlags) addFlags(c *cobra.Command) {
+	f.adminFlags.addFlags(c, "any")
+	cli.AddDryRunFlag(c, &f.dryRun)
 }
 
 // run calls fn with the administration of the relay, or of the state directory, that the flags select.
@@ -41,9 +43,10 @@ func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
 		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant, f.changer(cmd)}) })
 }
 
-// command is the beginning of a node command for the same relay and node, to print as the undo.
+// command returns the beginning of a node command for the same relay and node, to print as the undo. The
+// node is named by its id: the change may have given the old name to another board.
 func (f *nodeFlags) command(cmd *cobra.Command, verb, nodeID string) string {
-	return "agentctl node " + verb + f.sameRelay(cmd) + " " + nodeID
+	return "agentctl node " + verb + sameRelay(cmd) + " " + nodeID
 }
 
 // did returns done, or planned in a dry run: the words for a change that was made or would be.
@@ -81,7 +84,10 @@ func newNodeRename() *cobra.Command {
 a name that another board only proposed is taken from it. --unset returns to the proposed name.`,
 		Example: "  agentctl node rename 01hzx9k3m4p7q8r9s0t1v2w3xy attic\n  agentctl node rename attic --unset",
 		Args: func(cmd *cobra.Command, args []string) error {
-			return cobra.ExactArgs(map[bool]int{false: 2, true: 1}[unset])(cmd, args)
+			if unset {
+				return cobra.ExactArgs(1)(cmd, args)
+			}
+			return cobra.ExactArgs(2)(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := ""
@@ -100,7 +106,7 @@ a name that another board only proposed is taken from it. --unset returns to the
 			})
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	c.Flags().BoolVar(&unset, "unset", false, "return to the name that the board proposes")
 	return c
 }
@@ -137,7 +143,7 @@ func newNodeTag(verb string) *cobra.Command {
 			})
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	return c
 }
 
@@ -146,7 +152,8 @@ func difference(a, b []string) []string {
 	return slices.DeleteFunc(slices.Clone(a), func(s string) bool { return slices.Contains(b, s) })
 }
 
-// newNodeDescribe returns the command node describe.
+// newNodeDescribe returns the command node describe, which sets a description; 'agentctl describe' prints
+// one. The undo quotes the text from before for a shell.
 func newNodeDescribe() *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{
@@ -166,7 +173,7 @@ description. To print what is known about a board: agentctl describe NODE.`,
 			})
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	return c
 }
 
@@ -224,7 +231,7 @@ new token. Its name, tags and history stay.`,
 			return f.out.Print(cmd, n, func() error {
 				next := ""
 				if !f.dryRun {
-					next = "; this is not undone: make it join again with a new invite, or mint a token: agentctl token create --class device --node " + n.NodeID + f.sameRelay(cmd)
+					next = "; this is not undone: make it join again with a new invite, or create a token: agentctl token create --class device --node " + n.NodeID + sameRelay(cmd)
 				}
 				line := fmt.Sprintf("%s %d token(s) of %s (%s)%s", f.did(done, planned), n.RevokedTokens, n.Name, n.NodeID, next)
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(line))
@@ -232,6 +239,6 @@ new token. Its name, tags and history stay.`,
 			})
 		})
 	}
-	f.flags(c)
+	f.addFlags(c)
 	return c
 }

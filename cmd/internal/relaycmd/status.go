@@ -24,8 +24,8 @@ import (
 const statusTimeout = 5 * time.Second
 
 // newStatus returns the command status. It asks over a socket in the state directory, not over HTTP:
-// it needs no token, and works where the listener or its certificate is the problem. The exit codes
-// tell monitoring apart what to do: start it, ask as another user, look at the disk.
+// it needs no token, and works where the listener or its certificate is the problem. The exit code
+// says which reaction helps: start the relay (3), ask as another user (4), look at the disk (7).
 func newStatus() *cobra.Command {
 	var out cli.Output
 	var dir string

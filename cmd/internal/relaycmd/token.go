@@ -62,8 +62,8 @@ func newTokenLs() *cobra.Command {
 	return c
 }
 
-// expiryText is the end of a token's or an invite's life: a date, with the time of day if it is less
-// than two days ahead.
+// expiryText returns the end of a token's or an invite's life: a date, with the time of day in this
+// machine's zone if it is less than two days ahead, when the hour matters.
 func expiryText(t time.Time) string {
 	if time.Until(t) < 48*time.Hour {
 		return t.Local().Format("2006-01-02 15:04:05 MST")

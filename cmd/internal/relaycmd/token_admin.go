@@ -16,11 +16,15 @@ import (
 
 // tokenFlags select where tokens are created and revoked: in a state directory, or by a relay
 // where --relay or --token-file is given. The environment and a context do not select a
-// relay here: a token of the machine's own relay is what these commands have always made.
-type tokenFlags struct{ adminFlags }
+// relay here, as they do for nodes and invites: these commands are older, and a script that
+// creates tokens of the machine's own relay must not create them elsewhere.
+type tokenFlags struct {
+	relay    cli.RelayFlags
+	stateDir string
+}
 
-// flags adds no --tenant and no -o: those of create and revoke mean something else than in adminFlags.
-func (f *tokenFlags) flags(c *cobra.Command) {
+// addFlags adds the flags to c.
+func (f *tokenFlags) addFlags(c *cobra.Command) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
 }
@@ -30,11 +34,12 @@ func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
 	return cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file")
 }
 
-// mint creates tokens, in a state directory or by asking a relay. Errors of the request itself are
-// usage errors either way.
-func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
+// create creates tokens, in a state directory or by asking a relay. In the state directory the change is
+// recorded in the audit log before it is made (localChange). Errors of the request itself are usage errors
+// either way.
+func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	if f.isRemote(cmd) {
-		return f.mintRemote(cmd, req)
+		return f.createRemote(cmd, req)
 	}
 	s, err := openStore(cmd, f.stateDir, req.DryRun)
 	if err != nil {
@@ -46,21 +51,21 @@ func (f *tokenFlags) mint(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mint
 		return nil, err
 	}
 	req.PluginScopes = dir.scopes
-	var minted []auth.Minted
+	var created []auth.Minted
 	err = localChange(cmd, f.stateDir, kernel.Record{Tenant: req.Tenant, Tool: "tokens.create"}, req.DryRun, func(r *kernel.Record) (err error) {
-		if minted, err = s.Mint(cmd.Context(), req); err == nil {
-			r.NodeID, r.Target = minted[0].NodeID, minted[0].JTI
+		if created, err = s.Mint(cmd.Context(), req); err == nil {
+			r.NodeID, r.Target = created[0].NodeID, created[0].JTI
 		}
 		return err
 	})
 	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
 		err = cli.Errorf(cli.ExitUsage, "%w", dir.explain(err))
 	}
-	return minted, err
+	return created, err
 }
 
-// mintRemote asks a relay for a token. The relay bounds it by the scopes of the token that asks.
-func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
+// createRemote asks a relay for a token. It can hold no scope that the token of --token-file lacks.
+func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):
 		return nil, errTwoWays()
@@ -82,7 +87,7 @@ func (f *tokenFlags) mintRemote(cmd *cobra.Command, req auth.MintRequest) ([]aut
 	return []auth.Minted{{Token: t.Token, JTI: t.JTI, Class: t.Class, Tenant: t.Tenant, Subject: t.Subject, NodeID: t.NodeID, Scopes: scopes, Topics: t.Topics, Expires: t.Expires}}, nil
 }
 
-// revoke revokes tokens. A relay revokes one at a time, by its jti.
+// revoke revokes tokens and returns how many were valid before. A relay revokes one at a time, by its jti.
 func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, error) {
 	if !f.isRemote(cmd) {
 		s, err := openStore(cmd, f.stateDir, true)

@@ -62,30 +62,30 @@ can often read too, which commands refuse to use.`,
 			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
 			}
-			if err := file.check(); err != nil {
+			if err := file.check(); err != nil { // a token that cannot be written must not be made
 				return err
 			}
-			minted, err := f.mint(cmd, req)
+			created, err := f.create(cmd, req)
 			if err != nil {
 				return err
 			}
 			if req.DryRun {
-				m := minted[0]
-				fmt.Fprintf(cmd.OutOrStdout(), "would mint %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(minted), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, topicLimit(m.Topics))
+				m := created[0]
+				fmt.Fprintf(cmd.OutOrStdout(), "would create %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(created), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, topicLimit(m.Topics))
 				return nil
 			}
-			m, hint := minted[0], f.sameRelay(cmd)
-			if err := file.write(cmd, minted); err != nil {
+			m, hint := created[0], sameRelay(cmd)
+			if err := file.write(cmd, created); err != nil {
 				return fmt.Errorf("%w; nobody has what was made: take it back with: agentctl token revoke --jti %s%s", err, m.JTI, hint)
 			}
 			if out.Format != "" {
-				return cli.PrintList(&out, cmd, file.described(minted), nil)
+				return cli.PrintList(&out, cmd, file.described(created), nil)
 			}
-			printMinted(cmd.ErrOrStderr(), minted, hint)
+			printCreated(cmd.ErrOrStderr(), created, hint)
 			return nil
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	set := c.Flags()
 	set.StringVar(&req.Class, "class", "agent", "`CLASS`: agent, device, enroll, tenant-admin, operator or admin")
 	set.StringVar(&req.Tenant, "tenant", auth.DefaultTenant, "`TENANT` of the token; over HTTP the caller's")
@@ -94,21 +94,21 @@ can often read too, which commands refuse to use.`,
 	set.StringVar(&req.NodeID, "node", "", "the `NODE` of a device token (default: a new one)")
 	set.StringVar(&req.Subject, "subject", "", "`NAME` of the agent, shown in the audit log (default: a new one)")
 	set.IntVar(&req.Count, "count", 1, "create `N` tokens, one per line")
-	set.BoolVar(&req.DryRun, "dry-run", false, "print what would be created, and create nothing")
-	file.flags(c)
+	cli.AddDryRunFlag(c, &req.DryRun)
+	file.addFlags(c)
 	out.AddFlags(c)
 	return c
 }
 
-// printMinted prints what was made, and how to take it back. hint has the flags that those commands
-// need to find the same relay.
-func printMinted(w io.Writer, minted []auth.Minted, hint string) {
-	m := minted[0]
-	if len(minted) == 1 {
+// printCreated describes the tokens that were made, without the tokens themselves, and prints how to revoke
+// them. hint has the flags that those commands need to find the same relay.
+func printCreated(w io.Writer, created []auth.Minted, hint string) {
+	m := created[0]
+	if len(created) == 1 {
 		fmt.Fprintf(w, "1 %s token for %s of tenant %s, until %s; take back with: agentctl token revoke --jti %s%s\n",
 			m.Class, m.Subject, m.Tenant, expiryText(m.Expires), m.JTI, hint)
 		return
 	}
 	fmt.Fprintf(w, "%d %s tokens of tenant %s, until %s; see them with: agentctl token ls%s; take one back with: agentctl token revoke --jti JTI%s\n",
-		len(minted), m.Class, m.Tenant, expiryText(m.Expires), hint, hint)
+		len(created), m.Class, m.Tenant, expiryText(m.Expires), hint, hint)
 }

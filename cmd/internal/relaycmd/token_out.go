@@ -21,7 +21,7 @@ type tokenOut struct {
 	force bool
 }
 
-func (o *tokenOut) flags(c *cobra.Command) {
+func (o *tokenOut) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&o.path, "out", "", "write to `FILE`, which must not exist, with mode 0600")
 	c.Flags().BoolVar(&o.force, "force", false, "replace the file of --out")
 }
@@ -45,9 +45,9 @@ func (o *tokenOut) exists() error {
 // write writes the tokens, one a line, unless -o prints them on stdout. It reports a stdout that
 // takes nothing, such as a file on a full disk, because a token is shown once: the caller prints how
 // to revoke the one that nobody has seen.
-func (o *tokenOut) write(cmd *cobra.Command, minted []auth.Minted) error {
+func (o *tokenOut) write(cmd *cobra.Command, created []auth.Minted) error {
 	var text strings.Builder
-	for _, m := range minted {
+	for _, m := range created {
 		fmt.Fprintln(&text, m.Token)
 	}
 	if o.path == "" {
@@ -75,13 +75,13 @@ func (o *tokenOut) write(cmd *cobra.Command, minted []auth.Minted) error {
 }
 
 // described returns what -o prints of the tokens: without those that are in a file.
-func (o *tokenOut) described(minted []auth.Minted) []auth.Minted {
+func (o *tokenOut) described(created []auth.Minted) []auth.Minted {
 	if o.path == "" {
-		return minted
+		return created
 	}
-	minted = slices.Clone(minted)
-	for i := range minted {
-		minted[i].Token = ""
+	created = slices.Clone(created)
+	for i := range created {
+		created[i].Token = ""
 	}
-	return minted
+	return created
 }

@@ -16,18 +16,18 @@ import (
 // A token goes to stdout, or into a file that only its owner can read; a file that is there stays.
 func TestTokenOut(t *testing.T) {
 	t.Parallel()
-	minted := []auth.Minted{{Token: "one"}, {Token: "two"}}
+	created := []auth.Minted{{Token: "one"}, {Token: "two"}}
 	path := filepath.Join(t.TempDir(), "tokens")
 	var stdout bytes.Buffer
 	cmd := newTokenCreate()
 	cmd.SetOut(&stdout)
 	cmd.SetErr(io.Discard)
 
-	if err := (&tokenOut{}).write(cmd, minted); err != nil || stdout.String() != "one\ntwo\n" {
+	if err := (&tokenOut{}).write(cmd, created); err != nil || stdout.String() != "one\ntwo\n" {
 		t.Errorf("stdout: got %q, %v", stdout.String(), err)
 	}
 	o := &tokenOut{path: path}
-	if err := o.write(cmd, minted); err != nil {
+	if err := o.write(cmd, created); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "one\ntwo\n" {
@@ -41,17 +41,17 @@ func TestTokenOut(t *testing.T) {
 	if err := o.check(); err == nil || !strings.Contains(err.Error(), "--force") {
 		t.Errorf("a file that exists: got %v before a token is made", err)
 	}
-	if err := o.write(cmd, minted[:1]); err == nil || !strings.Contains(err.Error(), "--force") {
+	if err := o.write(cmd, created[:1]); err == nil || !strings.Contains(err.Error(), "--force") {
 		t.Errorf("a file that exists: got %v", err)
 	}
 	o.force = true
-	if err := o.write(cmd, minted[:1]); err != nil {
+	if err := o.write(cmd, created[:1]); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(path); err != nil || string(b) != "one\n" {
 		t.Errorf("replaced: got %q, %v", b, err)
 	}
-	if d := o.described(minted); d[0].Token != "" || minted[0].Token != "one" {
-		t.Errorf("-o prints the token %q of a file, and changes the caller's to %q", d[0].Token, minted[0].Token)
+	if d := o.described(created); d[0].Token != "" || created[0].Token != "one" {
+		t.Errorf("-o prints the token %q of a file, and changes the caller's to %q", d[0].Token, created[0].Token)
 	}
 }

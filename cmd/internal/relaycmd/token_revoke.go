@@ -28,18 +28,18 @@ func newTokenRevoke() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			switch {
+			switch { // none is no error: what should not work does not work
 			case req.DryRun:
 				fmt.Fprintf(cmd.OutOrStdout(), "would revoke %d token(s)\n", n)
 			case n == 0:
-				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): none that is good was minted here for it; see: agentctl token ls%s\n", f.sameRelay(cmd))
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): no valid token was created here for it; see: agentctl token ls%s\n", sameRelay(cmd))
 			default:
-				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: mint a new token with: agentctl token create%s\n", n, f.sameRelay(cmd))
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: create a new one with: agentctl token create%s\n", n, sameRelay(cmd))
 			}
 			return nil
 		},
 	}
-	f.flags(c)
+	f.addFlags(c)
 	set := c.Flags()
 	set.StringVar(&req.JTI, "jti", "", "one token, by its `JTI`")
 	set.StringVar(&req.Subject, "sub", "", "all tokens of a `SUBJECT`")
