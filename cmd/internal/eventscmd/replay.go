@@ -20,7 +20,8 @@ import (
 	"agentctl/term"
 )
 
-// newReplay returns the command replay.
+// newReplay returns the command replay. It opens the file read-only, beside a relay that writes it, and
+// needs no token: whoever can read the state directory may read its events.
 func newReplay() *cobra.Command {
 	var dir string
 	var from uint64

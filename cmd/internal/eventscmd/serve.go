@@ -25,7 +25,8 @@ type serveFlags struct {
 	insecure                                     bool
 }
 
-// newServe returns the command serve.
+// newServe returns the command serve, which runs a gateway for programs that need no relay. The same gateway
+// is a part of 'agentctl relay --sse-listen', with the relay's tokens and events.
 func newServe() *cobra.Command {
 	var s serveFlags
 	c := &cobra.Command{

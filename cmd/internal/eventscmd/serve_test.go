@@ -14,19 +14,20 @@ import (
 	"agentctl/relay/gateway"
 )
 
-// Builds without the gateway know its paths and its port too.
-func TestEventsKnown(t *testing.T) {
+// emit publishes to the gateway of this machine unless a flag or variable names another: the address in
+// its help is the one that a gateway takes by default.
+func TestEmitDefaultAddress(t *testing.T) {
 	clitest.HideEnvironment(t)
 	e, err := gateway.FromEnv(os.Getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
-	emit := newEmit().Flag("url").DefValue
-	if client.StreamPath != gateway.StreamPath || client.IngestPath != gateway.IngestPath || emit+client.IngestPath != e.IngestURL {
-		t.Errorf("the commands know %s, %s and %s", client.StreamPath, client.IngestPath, emit)
+	if got := newEmit().Flag("url").DefValue + client.IngestPath; got != e.IngestURL {
+		t.Errorf("emit publishes to %s, the gateway is at %s", got, e.IngestURL)
 	}
 }
 
+// A gateway does not start with settings that are wrong, or that would leave it open to others.
 func TestEventsServeRefuses(t *testing.T) {
 	clitest.HideEnvironment(t)
 	for _, tt := range []struct {
@@ -57,7 +58,7 @@ func TestEventsServeRefuses(t *testing.T) {
 	}
 }
 
-// A service gets its tokens as systemd credentials; a variable goes before them.
+// A service gets its tokens as systemd credentials; variables take precedence.
 func TestEventsServeCredentials(t *testing.T) {
 	clitest.HideEnvironment(t)
 	dir := t.TempDir()

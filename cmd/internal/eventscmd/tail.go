@@ -16,7 +16,8 @@ import (
 	"agentctl/term"
 )
 
-// newTail returns the command tail.
+// newTail returns the command tail. What is received goes to stdout, and what happens to the connection to
+// stderr: a gap in the events is reported there and is no error.
 func newTail() *cobra.Command {
 	var t tailFlags
 	c := &cobra.Command{

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,13 +24,13 @@ func eventsCommand(t *testing.T, stdin string, args ...string) (code int, out, e
 	return clitest.Run(t, NewClient(func(name string) *cobra.Command { return &cobra.Command{Use: name} }), stdin, args...)
 }
 
-// A tail asks for what it lacks, whatever ends its streams, and says what is lost.
+// A tail asks for the events that it lacks, whatever ends its streams, and reports what is lost.
 func TestEventsTailResumes(t *testing.T) {
 	clitest.HideEnvironment(t)
 	visits := []struct {
-		asked  string // Last-Event-ID
-		status int
-		stream string
+		lastEventID string // that the tail sends
+		status      int
+		stream      string
 	}{
 		{"", 200, ": stream start id=101\n\n"}, // ends before any event came
 		{"100", 503, `{"error":{"code":"E_INTERNAL","message":"stopping"}}`},
@@ -50,8 +51,8 @@ func TestEventsTailResumes(t *testing.T) {
 		}
 		v := visits[n]
 		n++
-		if got := r.Header.Get("Last-Event-ID"); got != v.asked {
-			t.Errorf("visit %d resumes after %q, want %q", n, got, v.asked)
+		if got := r.Header.Get("Last-Event-ID"); got != v.lastEventID {
+			t.Errorf("visit %d resumes after %q, want %q", n, got, v.lastEventID)
 		}
 		if r.URL.Path != client.StreamPath || r.URL.RawQuery != "topics=a%2Ca%2F%2A" {
 			t.Errorf("visit %d goes to %s", n, r.URL)
@@ -76,36 +77,32 @@ func TestEventsTailResumes(t *testing.T) {
 	}
 }
 
-// The first line is read without waiting for what follows it.
+// A stream that breaks before its first event is resumed at the id in its first line.
 func TestEventsTailFirstLine(t *testing.T) {
 	clitest.HideEnvironment(t)
-	more := make(chan struct{})
-	n := 0
+	var resumed []string // Last-Event-ID of each stream
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		resumed = append(resumed, r.Header.Get("Last-Event-ID"))
 		w.Header().Set("Content-Type", "text/event-stream")
-		if n++; n == 1 {
-			_, _ = io.WriteString(w, ": stream start id=8\n\n")
-			_ = http.NewResponseController(w).Flush()
-			return
+		_, _ = io.WriteString(w, ": stream start id=8\n\n")
+		if len(resumed) == 1 {
+			return // which ends the stream
 		}
-		if got := r.Header.Get("Last-Event-ID"); got != "7" {
-			t.Errorf("it resumes after %q", got)
-		}
-		close(more)
+		_, _ = io.WriteString(w, "id: 8\nevent: a\ndata: 1\n\n")
+		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 	}))
 	defer srv.Close()
-	code, _, errs := eventsCommand(t, "", "tail", "--url", srv.URL, "--for", "1s")
-	select {
-	case <-more:
-	default:
-		t.Error("it did not come back")
+	code, out, errs := eventsCommand(t, "", "tail", "--url", srv.URL, "--count", "1", "--for", "20s")
+	if code != 0 || !strings.Contains(out, `"id":8`) {
+		t.Errorf("exit %d, printed %q: %s; want event 8", code, out, errs)
 	}
-	if code != 0 {
-		t.Errorf("exit %d: %s", code, errs)
+	if want := []string{"", "7"}; !slices.Equal(resumed, want) {
+		t.Errorf("the streams resume after %q, want %q", resumed, want)
 	}
 }
 
+// Each way in which a tail ends has its exit code, and its next step.
 func TestEventsTailEnds(t *testing.T) {
 	clitest.HideEnvironment(t)
 	answer := func(status int, body string) string {
