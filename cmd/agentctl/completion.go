@@ -78,7 +78,8 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	return cobra.NoFileCompletions
 }
 
-// outputFormats are the formats a flag's text names, in its order.
+// outputFormats returns the formats that the text of a flag -o names, in its order. The text is where every
+// command has them, whatever the type of its flag.
 func outputFormats(usage string) []string {
 	var out []string
 	for _, word := range strings.FieldsFunc(usage, func(r rune) bool { return r < 'a' || r > 'z' }) {
@@ -101,6 +102,7 @@ func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra
 	return out, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace
 }
 
+// completeModuleArgs completes a further MODULE of start: one that is not given yet.
 func completeModuleArgs(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	left := slices.DeleteFunc(monitor.ModuleNames(), func(m string) bool { return slices.Contains(args, m) })
 	return cli.WithPrefix(left, word), cobra.ShellCompDirectiveNoFileComp

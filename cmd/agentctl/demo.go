@@ -26,10 +26,16 @@ import (
 	"agentctl/term"
 )
 
+// demoFlags are the flags of demo.
+type demoFlags struct {
+	listen string
+	limit  time.Duration // 0: until Ctrl-C
+	out    cli.Output
+}
+
+// newDemo returns the command demo.
 func newDemo() *cobra.Command {
-	var listen string
-	var dur time.Duration
-	var out cli.Output
+	var f demoFlags
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Run a relay, this machine and four mock boards in one process",
@@ -37,52 +43,63 @@ func newDemo() *cobra.Command {
 WebSocket link. The demo sends one echo through MCP, then shows live metrics until Ctrl-C. It
 keeps its state in a temporary directory and removes it at the end.`,
 		Example: "  agentctl demo\n  agentctl demo -o json --listen 127.0.0.1:0",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			// Also when its terminal or the reader of its output goes: nothing is left behind.
-			// SIGPIPE is ignored and not waited for: a connection that its client has closed sends it too.
-			ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
-			defer cancel()
-			signal.Ignore(syscall.SIGPIPE)
-			defer signal.Reset(syscall.SIGPIPE)
-			if dur > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, dur)
-				defer cancel()
-			}
-			o := demo.Options{Listen: listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: boardcmd.Build(), Doctor: boardcmd.InsideDoctor()}
-			err := demo.Run(ctx, o, func(ctx context.Context, d *demo.Demo) error {
-				if out.Format == "" {
-					return showDemo(ctx, cmd.OutOrStdout(), d)
-				}
-				e := json.NewEncoder(cmd.OutOrStdout())
-				e.SetEscapeHTML(false) // a person may copy the URL, which has &
-				err := e.Encode(d)
-				if err == nil {
-					<-ctx.Done()
-				}
-				return err
-			})
-			switch {
-			case ctx.Err() != nil, errors.Is(err, syscall.EPIPE):
-				return nil // Ctrl-C, --for, or the reader of the output is gone
-			case errors.Is(err, demo.ErrNotLoopback):
-				return cli.Errorf(cli.ExitUsage, "--listen %s: %w", listen, err)
-			case errors.Is(err, demo.ErrTempDir):
-				return cli.Errorf(cli.ExitFailure, "%w; name another place with TMPDIR", err)
-			case errors.Is(err, demo.ErrSocketPath):
-				return cli.Errorf(cli.ExitFailure, "%w; for the demo: a shorter TMPDIR", err)
-			case errors.Is(err, demo.ErrNoLink):
-				return cli.Errorf(cli.ExitTimeout, "%w", err)
-			case errors.Is(err, demo.ErrRelay):
-				return relayOpenError(err)
-			}
-			return err
-		},
+		RunE:    func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	c.Flags().StringVar(&listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
-	c.Flags().Var(duration.NewValue(&dur, 0), "for", "end after `DURATION` (0: at Ctrl-C)")
-	out.AddFlags(c)
+	c.Flags().StringVar(&f.listen, "listen", relay.DefaultListen, "`HOST:PORT` of the relay, loopback; :0 for a free port")
+	c.Flags().Var(duration.NewValue(&f.limit, 0), "for", "end after `DURATION` (0: at Ctrl-C)")
+	f.out.AddFlags(c)
 	return c
+}
+
+// run runs the demo until Ctrl-C, --for, or the end of its terminal or of the program that reads its
+// output. Each of these is a normal end, after which nothing of the demo is left.
+//
+// SIGPIPE is ignored and not waited for, because the kernel also sends it for a connection that a client
+// of the relay has closed.
+func (f *demoFlags) run(cmd *cobra.Command) error {
+	ctx, cancel := signal.NotifyContext(cmd.Context(), syscall.SIGHUP)
+	defer cancel()
+	signal.Ignore(syscall.SIGPIPE)
+	defer signal.Reset(syscall.SIGPIPE)
+	if f.limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.limit)
+		defer cancel()
+	}
+	o := demo.Options{Listen: f.listen, AllowFreePort: !cmd.Flags().Changed("listen"), Build: boardcmd.Build(), Doctor: boardcmd.InsideDoctor()}
+	err := demo.Run(ctx, o, func(ctx context.Context, d *demo.Demo) error {
+		if f.out.Format == "" {
+			return showDemo(ctx, cmd.OutOrStdout(), d)
+		}
+		e := json.NewEncoder(cmd.OutOrStdout())
+		e.SetEscapeHTML(false) // a person may copy the URL, which has &
+		err := e.Encode(d)
+		if err == nil {
+			<-ctx.Done()
+		}
+		return err
+	})
+	if ctx.Err() != nil || errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return f.explain(err)
+}
+
+// explain gives an error of demo.Run its exit code and the next step.
+func (f *demoFlags) explain(err error) error {
+	switch {
+	case errors.Is(err, demo.ErrNotLoopback):
+		return cli.Errorf(cli.ExitUsage, "--listen %s: %w", f.listen, err)
+	case errors.Is(err, demo.ErrTempDir):
+		return cli.Errorf(cli.ExitFailure, "%w; name another place with TMPDIR", err)
+	case errors.Is(err, demo.ErrSocketPath):
+		return cli.Errorf(cli.ExitFailure, "%w; for the demo: a shorter TMPDIR", err)
+	case errors.Is(err, demo.ErrNoLink):
+		return cli.Errorf(cli.ExitTimeout, "%w", err)
+	case errors.Is(err, demo.ErrRelay):
+		return relayOpenError(err)
+	}
+	return err
 }
 
 // showDemo prints how to reach the demo, then the metrics of this machine until ctx ends.
@@ -103,29 +120,8 @@ func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 	}
 	fmt.Fprintf(w, "\nEcho through MCP, relay and link and back: %q in %s\n", echoed, took.Round(10*time.Microsecond))
 	stream := manifest.ToolName{Short: "sys", NodeID: d.Nodes[0].NodeID, CapID: "metrics", Verb: manifest.VerbSubscribe}.String()
-	fmt.Fprintf(w, `
-Paste into an MCP client (while this demo runs):
-
-  {"mcpServers":{"agentctl":{"type":"http","url":"%[8]s","headers":{"Authorization":"Bearer %[2]s"}}}}
-
-The metric stream with curl:
-
-  curl -N -X POST %[1]s/mcp/tools/call -H "Authorization: Bearer $(cat %[5]s)" \
-    -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \
-    -d '{"tool":"%[3]s","arguments":{"interval_ms":1000}}'
-
-What happens in the fleet, as events with curl:
-
-  curl -N '%[6]s' -H "Authorization: Bearer $(cat %[5]s)"
-
-In another terminal:
-
-  %[7]s status --socket %[4]s
-  %[7]s ls --relay %[1]s --token-file %[5]s
-
-Live from this machine, once a second (Ctrl-C ends the demo):
-
-`, d.RelayURL, d.Token, stream, d.Socket, d.TokenFile, d.SSEURL, selfCommand(), d.MCPURL)
+	fmt.Fprint(w, strings.NewReplacer("{relay}", d.RelayURL, "{mcp}", d.MCPURL, "{events}", d.SSEURL, "{token}", d.Token, "{token file}", d.TokenFile,
+		"{stream}", stream, "{socket}", d.Socket, "{agentctl}", selfCommand()).Replace(demoText))
 	fmt.Fprintf(w, "  %-10s %7s %21s %7s  %s\n", "TIME", "CPU", "MEMORY", "DISK", "LOAD")
 	return d.Client.Metrics(ctx, stream, json.RawMessage(`{"interval_ms":1000}`), func(data []byte) error {
 		var f daemon.StatusSample
@@ -141,6 +137,31 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 		return err
 	})
 }
+
+// demoText is what showDemo prints between the list of boards and the live metrics.
+const demoText = `
+Paste into an MCP client (while this demo runs):
+
+  {"mcpServers":{"agentctl":{"type":"http","url":"{mcp}","headers":{"Authorization":"Bearer {token}"}}}}
+
+The metric stream with curl:
+
+  curl -N -X POST {relay}/mcp/tools/call -H "Authorization: Bearer $(cat {token file})" \
+    -H 'Content-Type: application/json' -H 'Accept: text/event-stream' \
+    -d '{"tool":"{stream}","arguments":{"interval_ms":1000}}'
+
+What happens in the fleet, as events with curl:
+
+  curl -N '{events}' -H "Authorization: Bearer $(cat {token file})"
+
+In another terminal:
+
+  {agentctl} status --socket {socket}
+  {agentctl} ls --relay {relay} --token-file {token file}
+
+Live from this machine, once a second (Ctrl-C ends the demo):
+
+`
 
 // selfCommand is how another terminal starts this program, which PATH may not have.
 func selfCommand() string {

@@ -26,11 +26,11 @@ import (
 	"agentctl/term"
 )
 
-func main() { os.Exit(Main()) }
+func main() { os.Exit(run()) }
 
-// Main runs the command line and returns the exit code. It is separate from main so that
-// the script tests can run it in their own process.
-func Main() int {
+// run runs the command line and returns the exit code. SIGINT and SIGTERM end the context of the
+// command, so that it can stop what it has started.
+func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := newRoot()
@@ -39,9 +39,7 @@ func Main() int {
 	if e == nil {
 		return cli.ExitOK
 	}
-	if e.Err != nil {
-		fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.Err.Error())) // perhaps a server's words
-	}
+	fmt.Fprintf(os.Stderr, "agentctl: %s\n", term.SafeText(e.Error())) // perhaps a server's words
 	if e.Code == cli.ExitUsage {
 		fmt.Fprintf(os.Stderr, "Try '%s --help'.\n", cmd.CommandPath())
 	}
@@ -54,8 +52,8 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
 		Short: "Expose Linux boards to AI agents as MCP tools",
-		Long: `agentctl lets AI agents and people watch and operate small Linux boards. A person approves every
-risky step.
+		Long: `agentctl lets AI agents and people watch small Linux boards, one or thousands. All tools of a board
+are read-only.
 
 On a board     agentctl run          the daemon: samples, records, dials out to a relay if there is one
                agentctl join         makes this board a node of a relay, with one pasted line
@@ -104,7 +102,8 @@ func usageArgs(c *cobra.Command) {
 	}
 }
 
-// unknownSubcommand names the nearest subcommand, by cobra's candidates and our distance.
+// unknownSubcommand refuses the name of a subcommand that there is not. Of cobra's candidates it suggests
+// the nearest one, by the distance that all suggestions of agentctl use.
 func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -119,7 +118,8 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), near)
 }
 
-// wrongFlag makes a wrong flag a usage error that names the nearest one there is.
+// wrongFlag makes a wrong flag a usage error that names the nearest one there is. It does not use
+// suggest.Nearest: a beginning of a flag counts as near too, since many programs accept those.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	var none *pflag.NotExistError
 	if !errors.As(err, &none) {
@@ -152,6 +152,7 @@ func addHelp(root *cobra.Command) {
 	}
 }
 
+// helpTopic checks the arguments of 'agentctl help': each is the name of a command below the one before.
 func helpTopic(cmd *cobra.Command, args []string) error {
 	at, rest, err := cmd.Root().Find(args)
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
+
+	"agentctl/cmd/internal/cli/clitest"
 )
 
 // Man pages are written by TestMan, not by the program: cobra/doc and its Markdown parser
@@ -26,22 +28,13 @@ var (
 	manVersion = flag.String("man-version", "devel", "version that the man pages name")
 )
 
-// docsRoot is the command tree as it is without an environment.
+// docsRoot is the command tree without the settings of whoever runs the test: some are defaults of flags.
 func docsRoot(t *testing.T) *cobra.Command {
 	t.Helper()
-	hideEnvironment(t)
+	clitest.HideEnvironment(t)
 	root := newRoot()
 	root.InitDefaultCompletionCmd("x")
 	return root
-}
-
-// hideEnvironment hides the variables of whoever runs the tests.
-func hideEnvironment(t *testing.T) {
-	for _, kv := range os.Environ() {
-		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
-			t.Setenv(k, "")
-		}
-	}
 }
 
 // walkCommands calls fn with c and the commands below it that help shows.
@@ -71,7 +64,7 @@ func dependsOnUser(f *pflag.Flag) bool {
 const exitStatus = `
 
 # EXIT STATUS
-0 ok, 1 failure, 2 usage, 3 daemon or relay not running, 4 unauthorized, 5 node offline, 6 approval required, 7 timed out.`
+0 ok, 1 failure, 2 usage, 3 daemon or relay not running, 4 unauthorized, 5 node offline, 6 reserved, 7 timed out.`
 
 // writeMan writes the man pages of all commands into dir.
 func writeMan(t *testing.T, dir string) {

@@ -29,6 +29,8 @@ import (
 	"agentctl/relay/eventlog"
 )
 
+// addRelayCommands adds the commands of the full build: those that run or administer a relay, and the
+// clients that are not in the board build.
 func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), eventscmd.New(), mcpcmd.New(), plugincmd.New(), clientcmd.NewVerify(), newDemo())
 }
@@ -36,14 +38,16 @@ func addRelayCommands(root *cobra.Command) {
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise.
 const defaultMetricsListen = "127.0.0.1:8461"
 
-// relayServe are the flags of relay: its options, and what is parsed into them.
+// relayServe are the flags of relay: its options, and what setOptions parses into them.
 type relayServe struct {
 	o                                          relay.Options
 	logLevel, scopeless, sseListen             string
-	auditMB, eventsMB, tenantMB, tenantCallsMB int64
+	auditMB, eventsMB, tenantMB, tenantCallsMB int64 // MiB; the options are in bytes
 	proxies                                    []string
 }
 
+// newRelay returns the command relay, with the commands for its state directory below it. Most of its flags
+// are options of package relay, which checks them: optionFlags gives its errors the name of the flag.
 func newRelay() *cobra.Command {
 	var s relayServe
 	c := &cobra.Command{
@@ -72,21 +76,33 @@ are folders in --plugin-dir.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd) },
 	}
 	f := c.Flags()
+	// Where it serves, and under which address clients know it.
 	f.StringVar(&s.o.Listen, "listen", cli.EnvOr("AGENTCTL_LISTEN", relay.DefaultListen), "`HOST:PORT` to serve [AGENTCTL_LISTEN]")
-	f.StringVar(&s.o.StateDir, "state-dir", cli.EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
 	f.StringVar(&s.o.Public, "public", cli.EnvOr("AGENTCTL_PUBLIC", ""), "`URL` that clients use, if it differs from the listener's [AGENTCTL_PUBLIC]")
 	f.StringVar(&s.o.TLS, "tls", cli.EnvOr("AGENTCTL_TLS", ""), "`MODE`: own (an authority of this relay), files (--tls-cert, --tls-key) or off; default: files if given, else off on loopback or with --insecure, else own [AGENTCTL_TLS]")
 	serving.AddCertificateFlags(f, &s.o.TLSCert, &s.o.TLSKey)
+	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
+	serving.AddTrustedProxyFlag(f, &s.proxies)
 	f.StringVar(&s.o.MetricsListen, "metrics-listen", cli.EnvOr("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
+	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
+	// Whose calls it takes.
 	f.StringVar(&s.o.Audience, "audience", cli.EnvOr("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
 	f.StringArrayVar(&s.o.AllowOrigin, "allow-origin", nil, "`ORIGIN` of a web page that may call (repeatable)")
 	serving.AddOriginFileFlag(f, &s.o.AllowOriginFile)
-	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
-	serving.AddTrustedProxyFlag(f, &s.proxies)
-	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
-	f.BoolVar(&s.o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
-	f.BoolVar(&s.o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
 	f.BoolVar(&s.o.Anonymous, "anonymous", false, "no token needed; loopback only, for conformance suites")
+	f.StringVar(&s.scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
+	f.BoolVar(&s.o.RequireProof, "require-proof", false, "refuse boards that have not joined with an invite: their tokens work without a key")
+	// Its state, and how much of it is kept.
+	f.StringVar(&s.o.StateDir, "state-dir", cli.EnvOr("AGENTCTL_STATE_DIR", config.DefaultStateDir("relay")), "`DIR` for keys, tokens, nodes and the audit log [AGENTCTL_STATE_DIR]")
+	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
+	f.Var(duration.NewValue(&s.o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
+	f.Int64Var(&s.eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
+	f.Var(duration.NewValue(&s.o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if they fit")
+	f.Var(duration.NewValue(&s.o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
+	f.Int64Var(&s.tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
+	f.Int64Var(&s.tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no separate bound")
+	// What it runs.
+	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
 	f.StringArrayVar(&s.o.ExternalPlugins, "plugin", nil, "load the plugin `NAME` from the plugin directory (repeatable)")
 	f.StringVar(&s.o.PluginDir, "plugin-dir", cli.EnvOr("AGENTCTL_PLUGIN_DIR", ""), "`DIR` with plugins, one folder each; default: plugins in the state directory [AGENTCTL_PLUGIN_DIR]")
 	f.StringVar(&s.o.PluginSockets, "plugin-sockets", cli.EnvOr("AGENTCTL_PLUGIN_SOCKETS", ""), "`DIR` with the sockets of plugins that are separate services, NAME.sock [AGENTCTL_PLUGIN_SOCKETS]")
@@ -95,36 +111,31 @@ are folders in --plugin-dir.`,
 	f.StringToStringVar(&s.o.TriagePriorities, "triage-priority", nil, "`KEY=PRIORITY` of tickets that alerts open: KEY is a level (error, warn, info) or a rule; PRIORITY is low, normal, high or urgent (repeatable)")
 	f.IntVar(&s.o.StreamQuota, "stream-quota", 0, "count streams above `N` of one tenant (0: no quota)")
 	f.BoolVar(&s.o.EnforceQuota, "enforce-stream-quota", false, "close streams above the quota with 4429")
-	f.Int64Var(&s.auditMB, "audit-max-mb", audit.DefaultMaxBytes>>20, "keep the newest `N` MB of the audit log")
-	f.Var(duration.NewValue(&s.o.AuditMaxAge, audit.DefaultMaxAge), "audit-max-age", "keep the audit log for `DURATION`, if --audit-max-mb allows it")
-	f.Int64Var(&s.eventsMB, "events-max-mb", eventlog.DefaultMaxBytes>>20, "keep the files of the event log within `N` MB")
-	f.Var(duration.NewValue(&s.o.Events.MaxAge, eventlog.DefaultMaxAge), "events-max-age", "keep events for `DURATION`, if they fit")
-	f.Var(duration.NewValue(&s.o.Events.CallsMaxAge, 0), "events-calls-max-age", "keep events about calls for `DURATION`; default: --events-max-age")
-	f.Int64Var(&s.tenantMB, "events-tenant-max-mb", 0, "keep `N` MB of events of each tenant, unless it is the only one; default: half of --events-max-mb")
-	f.Int64Var(&s.tenantCallsMB, "events-tenant-calls-max-mb", 0, "keep `N` MB of events about calls of each tenant; default: no separate bound")
-	f.StringVar(&s.scopeless, "scopeless-until", "", "accept tokens without a scope claim as read-only until `DATE`")
-	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
-	f.StringSliceVar(&s.o.Parts, "only", nil, "run only these `PARTS`: mcp (boards, tools, MCP), sse (the event gateway)")
+	// What it does when something is wrong.
+	f.BoolVar(&s.o.AcceptClock, "accept-clock", false, "let boards link although this machine's clock is before the build or the newest event")
+	f.BoolVar(&s.o.StartDegraded, "start-degraded", false, "serve boards without the event log if it is damaged, missing or another relay's; tickets answer with an error")
 	f.IntVar(&s.o.MaxRestarts, "max-restarts", 5, "restart a crashed component at most `N` consecutive times, then exit with an error")
 	serving.AddLogLevelFlag(f, &s.logLevel)
 	c.AddCommand(relaycmd.StateCommands()...)
 	return c
 }
 
-// run serves until the command's context ends.
+// run serves until the command's context ends: on SIGTERM, on Ctrl-C, or when its terminal goes away. The
+// order matters: the options are complete before relay.Open, which opens the stores and the listeners, and
+// reloads end after the relay has stopped, so that none runs beside the closing of its files.
 func (s *relayServe) run(cmd *cobra.Command) error {
 	daemon.RelaxTimers()
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the relay
 	defer stop()
-	lv, err := zap.ParseAtomicLevel(s.logLevel)
+	level, err := cli.ParseLevel(s.logLevel)
 	if err != nil {
-		return cli.Errorf(cli.ExitUsage, "--log-level %s: the levels are debug, info, warn and error", s.logLevel)
+		return err
 	}
-	log := cli.NewLoggerAt(lv)
+	log := cli.NewLoggerAt(level)
 	defer func() { _ = log.Sync() }()
-	s.o.Logger, s.o.Level, s.o.Version, s.o.BuildTime = log, &lv, cli.Version, cli.BuildTime()
+	s.o.Logger, s.o.Level, s.o.Version, s.o.BuildTime = log, &level, cli.Version, cli.BuildTime()
 	if err := s.setOptions(cmd); err != nil {
 		return err
 	}
@@ -169,7 +180,7 @@ func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	}
 	if s.scopeless != "" {
 		if o.ScopelessUntil, err = time.Parse(time.DateOnly, s.scopeless); err != nil {
-			return cli.Errorf(cli.ExitUsage, "--scopeless-until %s is no date of the form 2026-12-31", s.scopeless)
+			return cli.Errorf(cli.ExitUsage, "--scopeless-until %s is not a date of the form 2026-12-31", s.scopeless)
 		}
 	}
 	o.AuditMaxBytes = s.auditMB << 20
@@ -179,7 +190,8 @@ func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	return nil
 }
 
-// optionFlags are the flags of the options that relay.Open may refuse.
+// optionFlags are the flags of the options that relay.Open may refuse, by the name of the option: package
+// relay knows no flags.
 var optionFlags = map[string]string{
 	"AllowOrigin": "--allow-origin", "AllowOriginFile": "--allow-origin-file", "AuditMaxBytes": "--audit-max-mb", "AuditMaxAge": "--audit-max-age",
 	"EventsMaxBytes": "--events-max-mb", "EventsMaxAge": "--events-max-age", "EventsCallsMaxAge": "--events-calls-max-age",

@@ -10,10 +10,11 @@ import (
 	"agentctl/relay"
 )
 
-// readyLine is the line that a program waits for; what is not served is null.
+// readyLine returns the line that a program waits for; what is not served is null.
+//
 // It is one line of JSON, written when every listener accepts connections, and the only thing
 // that the relay writes to stdout. Tests and supervisors read the URL from it, which with
-// --listen :0 is not known before.
+// --listen :0 is not known before. Keys are added and not renamed.
 func readyLine(r *relay.Relay) []byte {
 	or := func(s string) any {
 		if s == "" {

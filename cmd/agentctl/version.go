@@ -20,6 +20,8 @@ type buildInfo struct {
 	Tags    string `json:"tags,omitempty"`
 }
 
+// readBuildInfo returns what this binary is. GOARM and the tags are those that the Go linker has recorded,
+// since the program cannot see them otherwise.
 func readBuildInfo() buildInfo {
 	b := buildInfo{Version: cli.Version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if bi, ok := debug.ReadBuildInfo(); ok {
@@ -35,6 +37,7 @@ func readBuildInfo() buildInfo {
 	return b
 }
 
+// newVersion returns the command version, for people and bug reports; --version prints the version alone.
 func newVersion() *cobra.Command {
 	var out cli.Output
 	c := &cobra.Command{
