@@ -216,7 +216,7 @@ func TestBrowser(t *testing.T) {
 		if s := nextEvent(ctx, t, reported, "status"); string(s.Data) != "401" { // after a preflight with Authorization
 			t.Errorf("a page with a bad token gets %s", s.Data)
 		}
-		g.clients(ctx, 1)
+		g.clients(1)
 		g.emit("log/level", `{"current":"debug"}`)
 		g.emit("other", `0`)
 		g.emit("build", `1`)
@@ -227,7 +227,7 @@ func TestBrowser(t *testing.T) {
 		g.stop()
 		g.start(ctx)
 		g.emit("build", `2`) // before the page is back
-		g.clients(ctx, 1)
+		g.clients(1)
 		g.emit("build", `3`)
 		for i, want := range []string{"2", "3"} {
 			if s := nextEvent(ctx, t, reported, "build"); string(s.Data) != want || s.ID <= first.ID {
@@ -258,24 +258,22 @@ func TestBrowser(t *testing.T) {
 		defer cancel()
 		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_ALLOW_ORIGINS=https://elsewhere.example"}}
 		nextEvent(ctx, t, browse(ctx, t, g, map[string]any{}), "closed")
-		g.clients(ctx, 0)
+		g.clients(0)
 		g.stop()
 	})
 }
 
 // clients waits until the gateway has n subscribers.
-func (g *eventsGateway) clients(ctx context.Context, n int) {
+func (g *eventsGateway) clients(n int) {
 	g.t.Helper()
 	want := fmt.Sprintf("\nmcp_sse_clients %d\n", n)
-	for ctx.Err() == nil {
-		if resp, err := http.Get("http://" + g.addr + gateway.MetricsPath); err == nil {
-			b, _ := io.ReadAll(resp.Body)
-			_ = resp.Body.Close()
-			if strings.Contains(string(b), want) {
-				return
-			}
+	eventually(g.t, fmt.Sprintf("%d subscribers of the gateway", n), func() bool {
+		resp, err := http.Get("http://" + g.addr + gateway.MetricsPath)
+		if err != nil {
+			return false
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	g.t.Fatalf("the gateway did not have %d subscribers in time", n)
+		defer func() { _ = resp.Body.Close() }()
+		b, _ := io.ReadAll(resp.Body)
+		return strings.Contains(string(b), want)
+	})
 }

@@ -37,7 +37,7 @@ func (r *testRelay) sendRequest(q request) *answer {
 }
 
 // The order of the checks decides the answer (docs/protocol.md, "Errors"): of any two
-// faults in one request, the earlier one is reported. None reaches a device.
+// faults in one request, the earlier one in this list is reported. None reaches a device.
 func TestOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, r *testRelay) {
@@ -71,14 +71,13 @@ func TestOrderOfChecks(t *testing.T) {
 			{"schema", func(q *request) { q.args = `{}` }, http.StatusUnprocessableEntity, manifest.ManifestInvalid},
 			{"busy", func(*request) {}, http.StatusTooManyRequests, manifest.RateLimited},
 		}
-		var waiting []*stream // four calls keep the capability's concurrency used up
-		for range 4 {
-			waiting = append(waiting, nil)
+		const waiting = 4 // calls that use up the capability's concurrency
+		for range waiting {
 			go func() {
 				_, _ = r.tryRequest(http.MethodPost, good.path, strings.NewReader(fmt.Sprintf(`{"tool":"%s","arguments":{"message":"wait"}}`, busy.echoTool())), r.headers())
 			}()
 		}
-		eventually(t, "four calls in flight", func() bool { return len(busy.cmds()) == len(waiting) })
+		eventually(t, "four calls in flight", func() bool { return len(busy.cmds()) == waiting })
 		alone := make([]*answer, len(faults))
 		for i, f := range faults {
 			q := good
@@ -98,7 +97,7 @@ func TestOrderOfChecks(t *testing.T) {
 			}
 		}
 		for _, m := range []*mockDevice{busy, offline, foreign} {
-			if n := len(m.cmds()); n != 0 && (m != busy || n != 4) {
+			if n := len(m.cmds()); n != 0 && (m != busy || n != waiting) {
 				t.Errorf("a refused call reached a device: %d commands", n)
 			}
 		}
@@ -246,51 +245,49 @@ func TestBodySize(t *testing.T) {
 // anybody wanted to read it or not.
 func TestSlowBody(t *testing.T) {
 	t.Parallel()
-	for path, tests := range map[string]map[string]string{
-		"/mcp/tools/call": {"good": "400", "bad": "401", "": "401"},
-		"/mcp":            {"good": "400", "bad": "401"},
-		"/nowhere":        {"": "404"},
-	} {
-		for token, status := range tests {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				conn, err := r.dial(t.Context(), "tcp", r.addr)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = conn.Close() }()
-				start := time.Now()
-				_ = conn.SetDeadline(start.Add(time.Minute))
-				if token == "good" {
-					token = r.agent
-				}
-				_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n{", path, r.addr, token)
-				b, err := io.ReadAll(conn)
-				if d := time.Since(start); err != nil || d > 15*time.Second || !strings.HasPrefix(string(b), "HTTP/1.1 "+status) {
-					t.Errorf("%s %q: after %s %v %s", path, token, d, err, b)
-				}
-			})
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, tt := range []struct{ path, token, status string }{
+			{"/mcp/tools/call", r.agent, "400"},
+			{"/mcp/tools/call", "bad", "401"},
+			{"/mcp/tools/call", "", "401"},
+			{"/mcp", r.agent, "400"},
+			{"/mcp", "bad", "401"},
+			{"/nowhere", "", "404"},
+		} {
+			conn, err := r.dial(t.Context(), "tcp", r.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			start := time.Now()
+			_ = conn.SetDeadline(start.Add(time.Minute))
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nAccept: application/json, text/event-stream\r\nContent-Length: 100\r\n\r\n{", tt.path, r.addr, tt.token)
+			b, err := io.ReadAll(conn)
+			if d := time.Since(start); err != nil || d > 15*time.Second || !strings.HasPrefix(string(b), "HTTP/1.1 "+tt.status) {
+				t.Errorf("%s %.5q: after %s %v %s, want %s within 15 s", tt.path, tt.token, d, err, b, tt.status)
+			}
+			_ = conn.Close()
 		}
-	}
+	})
 }
 
 // A client that does not read its answer does not keep the relay's goroutine.
 func TestSlowReaderOfAnAnswer(t *testing.T) {
 	t.Parallel()
-	for _, path := range []string{"/v1/nodes", "/schemas/", "/schemas/agentctl.announce@1.0.0", "/.well-known/oauth-protected-resource"} {
-		bubble(t, func(t *testing.T, r *testRelay) {
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, path := range []string{"/v1/nodes", "/schemas/", "/schemas/agentctl.announce@1.0.0", "/.well-known/oauth-protected-resource"} {
 			conn, err := r.dial(t.Context(), "tcp", r.addr)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer func() { _ = conn.Close() }()
 			_, _ = fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\n\r\n", path, r.addr, r.agent)
 			time.Sleep(time.Minute) // nothing is read: a pipe holds nothing
 			_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
 			if b, err := io.ReadAll(conn); err != nil || len(b) != 0 {
 				t.Errorf("%s: the connection was still open: %d bytes, %v", path, len(b), err)
 			}
-		})
-	}
+			_ = conn.Close()
+		}
+	})
 }
 
 // A tenant cannot distinguish another tenant's node from one that does not exist.

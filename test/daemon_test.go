@@ -8,11 +8,9 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,64 +19,6 @@ import (
 	"agentctl/relay/auth"
 	"agentctl/transport/link"
 )
-
-// process is an agentctl that a test runs.
-type process struct {
-	t        testing.TB
-	cmd      *exec.Cmd
-	out, err *buffer
-	ended    chan struct{}
-}
-
-// startProcess runs a binary (name and tags as for binary) with a deadline.
-func startProcess(t testing.TB, wrap []string, path string, args ...string) *process {
-	t.Helper()
-	argv := append(append(slices.Clone(wrap), path), args...)
-	p := &process{t: t, cmd: exec.Command(argv[0], argv[1:]...), out: new(buffer), err: new(buffer), ended: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		_ = p.cmd.Wait()
-		close(p.ended)
-	}()
-	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-	})
-	return p
-}
-
-// waitOutput waits until the process has printed a word.
-func (p *process) waitOutput(word string) {
-	p.t.Helper()
-	for deadline := time.Now().Add(patience); !strings.Contains(p.out.String()+p.err.String(), word); time.Sleep(5 * time.Millisecond) {
-		select {
-		case <-p.ended:
-			p.t.Fatalf("%v ended without saying %s\n%s%s", p.cmd.Args, word, p.out, p.err)
-		default:
-		}
-		if time.Now().After(deadline) {
-			p.t.Fatalf("%v did not print %s\n%s%s", p.cmd.Args, word, p.out, p.err)
-		}
-	}
-}
-
-// stop ends the process as a service manager does, and wants exit code 0.
-func (p *process) stop() {
-	p.t.Helper()
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.ended:
-	case <-time.After(patience):
-		p.t.Fatalf("%v did not end\n%s", p.cmd.Args, p.err)
-	}
-	if code := p.cmd.ProcessState.ExitCode(); code != 0 {
-		p.t.Errorf("%v ended with %d\n%s", p.cmd.Args, code, p.err)
-	}
-}
 
 // run starts a daemon that connects to the test relay.
 func (r *testRelay) run(name string, args ...string) (p *process, node, dir, socket string) {
@@ -250,13 +190,13 @@ func TestBoardReconnects(t *testing.T) {
 	}
 	p.waitOutput(`"state":"waiting"`)
 	again := newTestRelay(t, func(o *relay.Options) { o.StateDir, o.Listen = r.dir, ln.Addr().String() })
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		if a := again.call("sysecho."+node+".echo.invoke", text("again")); a.status == http.StatusOK {
-			break
-		} else if a.status != http.StatusServiceUnavailable || time.Now().After(deadline) {
-			t.Fatalf("the node is not back: %d %s", a.status, a.body)
+	eventually(t, "the board answers again", func() bool {
+		a := again.call("sysecho."+node+".echo.invoke", text("again"))
+		if a.status != http.StatusOK && a.status != http.StatusServiceUnavailable {
+			t.Fatalf("while the board reconnects: %d %s", a.status, a.body)
 		}
-	}
+		return a.status == http.StatusOK
+	})
 	p.stop()
 }
 

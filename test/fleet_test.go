@@ -169,7 +169,7 @@ func TestFleetWithBadBoard(t *testing.T) {
 // TestFleet works with many boards over links, through /mcp: 1,000 in `make test-slow`.
 func TestFleet(t *testing.T) {
 	t.Parallel()
-	boards := 100
+	boards := 30
 	if os.Getenv("AGENTCTL_SLOW") != "" {
 		boards = 1000
 	}
@@ -203,7 +203,7 @@ func TestFleet(t *testing.T) {
 	// Every board is on one page, and on one page only.
 	eventually(t, "all boards on all pages", func() bool {
 		seen := make(map[string]bool)
-		for args := map[string]any{"where": where, "limit": 50}; ; {
+		for args := map[string]any{"where": where, "limit": boards / 3}; ; {
 			out := c.find(args)
 			for _, b := range out.Boards {
 				if seen[b.ID] {

@@ -3,12 +3,13 @@
 package test
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -178,6 +179,7 @@ func TestImportsAllowed(t *testing.T) {
 type pkg struct {
 	ImportPath string
 	Imports    []string
+	Deps       []string // also the indirect ones
 }
 
 func TestImportRules(t *testing.T) {
@@ -209,11 +211,12 @@ func TestImportRules(t *testing.T) {
 // TestBoardBuild checks that the board build links nothing of the relay.
 func TestBoardBuild(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command("go", "list", "-deps", "-tags", "agentctl_omit_relay", "agentctl/cmd/agentctl").Output()
-	if err != nil {
-		t.Fatal(err)
+	pkgs := listPackages(t, "agentctl_omit_relay")
+	i := slices.IndexFunc(pkgs, func(p pkg) bool { return p.ImportPath == "agentctl/cmd/agentctl" })
+	if i < 0 || len(pkgs[i].Deps) < 100 {
+		t.Fatalf("go list found no command with its dependencies in %d packages", len(pkgs))
 	}
-	for _, dep := range strings.Fields(string(out)) {
+	for _, dep := range pkgs[i].Deps {
 		for _, banned := range []string{"agentctl/relay", "github.com/prometheus/", "github.com/modelcontextprotocol/", "github.com/santhosh-tekuri/", "github.com/golang-jwt/"} {
 			if strings.HasPrefix(dep, banned) {
 				t.Errorf("the board build contains %s", dep)
@@ -245,24 +248,40 @@ func TestImportsOfClients(t *testing.T) {
 	}
 }
 
+// listPackages lists the packages of this module as they are built with tags: "" or the one of the board
+// build.
 func listPackages(t *testing.T, tags string) []pkg {
 	t.Helper()
-	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "-tags", tags, "agentctl/...")
-	out, err := cmd.Output()
-	if err != nil {
-		t.Fatalf("go list: %v", err)
+	list := listFullBuild
+	if tags != "" {
+		list = listBoardBuild
 	}
-	var pkgs []pkg
-	dec := json.NewDecoder(strings.NewReader(string(out)))
-	for {
+	pkgs, err := list()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pkgs
+}
+
+// Several tests need these lists; go list takes more time than any of them.
+var (
+	listFullBuild  = sync.OnceValues(func() ([]pkg, error) { return goList("") })
+	listBoardBuild = sync.OnceValues(func() ([]pkg, error) { return goList("agentctl_omit_relay") })
+)
+
+func goList(tags string) (pkgs []pkg, err error) {
+	out, err := exec.Command("go", "list", "-json=ImportPath,Imports,Deps", "-tags", tags, "agentctl/...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	for dec := json.NewDecoder(bytes.NewReader(out)); dec.More(); {
 		var p pkg
-		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
-			return pkgs
-		} else if err != nil {
-			t.Fatal(err)
+		if err := dec.Decode(&p); err != nil {
+			return nil, err
 		}
 		pkgs = append(pkgs, p)
 	}
+	return pkgs, nil
 }
 
 func matches(pattern, path string) bool {

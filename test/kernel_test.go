@@ -1,6 +1,7 @@
 package test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -224,109 +225,117 @@ func TestTicketsSurviveKill(t *testing.T) {
 	if os.Getenv("AGENTCTL_SLOW") != "" {
 		rounds = 30
 	}
+	const writers, ticketsOfWriter = 4, 12 // in all rounds less than the 2,000 tickets that a tenant may have
 	dir := t.TempDir()
-	store, err := auth.Open(auth.Options{StateDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	minted, err := store.Mint(context.Background(), auth.MintRequest{Class: "admin"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = store.Close()
-	bin := binary(t, "agentctl", "")
-	var p *process
-	var url string
-	up := func() {
-		p = startProcess(t, nil, bin, "relay", "--state-dir", dir, "--listen", "127.0.0.1:0", "--metrics-listen", "")
-		p.waitOutput(`"ready":true`)
-		var line struct{ URL string }
-		if err := json.Unmarshal([]byte(p.out.String()), &line); err != nil {
-			t.Fatal(err)
-		}
-		url = line.URL
-	}
-	call := func(tool, args string, v any) bool {
-		req, _ := http.NewRequest(http.MethodPost, url+"/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":`+args+`}`))
-		req.Header = http.Header{"Authorization": {"Bearer " + minted[0].Token}, "Content-Type": {"application/json"}}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return false
-		}
-		defer func() { _ = resp.Body.Close() }()
-		return json.NewDecoder(resp.Body).Decode(v) == nil && resp.StatusCode == http.StatusOK
-	}
-	type answer struct {
-		Ticket struct {
-			ID, Title, Status string
-			Version           int
-		}
-	}
-	var mu sync.Mutex
-	acked := make(map[string]answer) // the newest acknowledged state
-	var revoked []string             // jti
-	up()
+	w := &ticketWriter{token: createToken(t, dir, auth.MintRequest{Class: "admin"}).Token, acknowledged: make(map[string]ticketState)}
+	r := startRelay(t, dir)
+	var revoked []string // jti
 	for round := range rounds {
+		had := w.count()
 		var wg sync.WaitGroup
-		for w := range 4 {
-			wg.Go(func() {
-				for i := range 12 { // the tenant's bound is 2,000
-					var a, moved answer
-					if !call("tickets.create", fmt.Sprintf(`{"title":"%d %d %d"}`, round, w, i), &a) {
-						return
-					}
-					mu.Lock()
-					acked[a.Ticket.ID] = a
-					mu.Unlock()
-					if !call("tickets.transition", `{"id":"`+a.Ticket.ID+`","to":"in_progress"}`, &moved) {
-						return
-					}
-					mu.Lock()
-					acked[a.Ticket.ID] = moved
-					mu.Unlock()
-				}
-			})
+		for n := range writers {
+			wg.Go(func() { w.write(r.url, fmt.Sprint(round, " ", n), ticketsOfWriter) })
 		}
-		wg.Go(func() { // as agentctl token revoke beside the relay
-			jti := mintAndRevoke(t, dir)
-			mu.Lock()
-			defer mu.Unlock()
-			revoked = append(revoked, jti)
-		})
-		// Amid the writes: at any time after the first answer, which a busy machine delays.
-		known := func() int {
-			mu.Lock()
-			defer mu.Unlock()
-			return len(acked)
-		}
-		eventually(t, "a ticket", func() bool { return known() > round })
-		time.Sleep(time.Duration(rand.IntN(120)) * time.Millisecond)
-		_ = p.cmd.Process.Kill()
-		<-p.ended
+		wg.Go(func() { revoked = append(revoked, mintAndRevoke(t, dir)) }) // as 'agentctl token revoke' beside the relay
+		// Kill it amid the writes: after any of them but the last ones.
+		kill := had + 1 + rand.IntN(writers*ticketsOfWriter/2)
+		eventually(t, "enough tickets of this round", func() bool { return w.count() >= kill })
+		r.kill()
 		wg.Wait()
-		up()
+		r = startRelay(t, dir)
 		if missing := notRevoked(t, dir, revoked); len(missing) > 0 {
 			t.Fatalf("round %d: revocations are lost: %v", round, missing)
 		}
-		for id, want := range acked {
-			var got answer
-			if !call("tickets.get", `{"id":"`+id+`"}`, &got) || got.Ticket.Version < want.Ticket.Version || got.Ticket.Title != want.Ticket.Title {
-				t.Fatalf("round %d: acknowledged %+v, there is %+v", round, want, got)
-			}
+		if problem := w.check(r.url); problem != "" {
+			t.Fatalf("round %d: %s", round, problem)
 		}
 	}
-	if len(acked) < rounds {
-		t.Errorf("only %d tickets in %d rounds", len(acked), rounds)
+	for _, part := range []string{"tickets", "presence"} {
+		if !strings.Contains(r.err.String(), part+" rebuilt from the event log") {
+			t.Errorf("the log does not say that %s was rebuilt: %s", part, r.err)
+		}
 	}
-	if !strings.Contains(p.err.String(), "tickets rebuilt from the event log") || !strings.Contains(p.err.String(), "presence rebuilt from the event log") {
-		t.Errorf("the replay does not report it: %s", p.err)
-	}
-	p.stop()
-	seqs := loggedEvents(t, dir)
-	if !slices.IsSortedFunc(seqs, func(a, b kernel.Event) int { return int(int64(a.Seq) - int64(b.Seq)) }) {
+	r.stop()
+	events := loggedEvents(t, dir)
+	if !slices.IsSortedFunc(events, func(a, b kernel.Event) int { return cmp.Compare(a.Seq, b.Seq) }) {
 		t.Error("the log is out of order")
 	}
-	t.Logf("%d rounds, %d tickets, %d events", rounds, len(acked), len(seqs))
+	t.Logf("%d rounds, %d tickets, %d events", rounds, w.count(), len(events))
+}
+
+// ticketState is what a relay answers about a ticket.
+type ticketState struct {
+	Ticket struct {
+		ID, Title, Status string
+		Version           int
+	}
+}
+
+// ticketWriter writes tickets over HTTP and remembers what the relay has acknowledged.
+type ticketWriter struct {
+	token string
+
+	mu           sync.Mutex             // protects the field below
+	acknowledged map[string]ticketState // the newest answer about each ticket, by its id
+}
+
+// call calls a tool of the relay at url. It returns false without an answer: the relay may be gone.
+func (w *ticketWriter) call(url, tool, args string) (answer ticketState, ok bool) {
+	req, err := http.NewRequest(http.MethodPost, url+"/mcp/tools/call", strings.NewReader(`{"tool":"`+tool+`","arguments":`+args+`}`))
+	if err != nil {
+		return answer, false
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + w.token}, "Content-Type": {"application/json"}}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return answer, false
+	}
+	defer func() { _ = resp.Body.Close() }()
+	ok = json.NewDecoder(resp.Body).Decode(&answer) == nil && resp.StatusCode == http.StatusOK
+	return answer, ok
+}
+
+// write opens n tickets and changes each once, until the relay no longer answers.
+func (w *ticketWriter) write(url, title string, n int) {
+	change := func(tool, args string) (id string, ok bool) {
+		answer, ok := w.call(url, tool, args)
+		if ok {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.acknowledged[answer.Ticket.ID] = answer
+		}
+		return answer.Ticket.ID, ok
+	}
+	for i := range n {
+		id, ok := change("tickets.create", fmt.Sprintf(`{"title":"%s %d"}`, title, i))
+		if ok {
+			_, ok = change("tickets.transition", `{"id":"`+id+`","to":"in_progress"}`)
+		}
+		if !ok {
+			return
+		}
+	}
+}
+
+// count returns how many tickets were acknowledged.
+func (w *ticketWriter) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.acknowledged)
+}
+
+// check returns what is wrong with the tickets of the relay at url, "" if it has all that were
+// acknowledged. One may be newer: its answer was lost.
+func (w *ticketWriter) check(url string) (problem string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, want := range w.acknowledged {
+		got, ok := w.call(url, "tickets.get", `{"id":"`+id+`"}`)
+		if !ok || got.Ticket.Version < want.Ticket.Version || got.Ticket.Title != want.Ticket.Title {
+			return fmt.Sprintf("acknowledged %+v, there is %+v", want, got)
+		}
+	}
+	return ""
 }
 
 // The board build has no MCP server; its error names the package that has one.

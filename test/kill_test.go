@@ -67,7 +67,7 @@ func (r *recorded) read(db *sql.DB, all bool) error {
 	return more.Err()
 }
 
-// checkCommitted holds a file and the daemon that has it open against what was committed.
+// checkCommitted checks that the file, and the daemon that has it open, have all that was committed.
 func (r *recorded) checkCommitted(t *testing.T, db *sql.DB, socket string) {
 	t.Helper()
 	var result string
@@ -117,9 +117,9 @@ func (r *recorded) checkCommitted(t *testing.T, db *sql.DB, socket string) {
 	*r = now
 }
 
-// kill -9 of the real daemon, again and again: while it starts, amid a commit, and
-// whenever. What any reader of the file has seen once is there after the next start, in
-// the file and on the socket, and the file is sound. 60 times with AGENTCTL_SLOW=1.
+// kill -9 of the real daemon, again and again: while it starts, during a commit, and at other times.
+// What any reader of the file has seen once is there after the next start, in the file and on the
+// socket, and the file is sound. 60 times with AGENTCTL_SLOW=1.
 func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 	t.Parallel()
 	rounds := 3
@@ -153,16 +153,16 @@ func TestKilledDaemonKeepsWhatItCommitted(t *testing.T) {
 	for round := range rounds {
 		p := daemon()
 		switch round % 3 {
-		case 0: // amid its start, where it works off what the last kill left
+		case 0: // while it starts, and recovers what the last kill left
 			time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
-		case 1: // amid a commit: the log of the file has begun to change
+		case 1: // during a commit: the write-ahead log has begun to change
 			p.waitOutput(`"msg":"ready"`)
 			before := modified(path + "-wal")
 			for end := time.Now().Add(5 * time.Second); modified(path+"-wal") == before && time.Now().Before(end); {
 				time.Sleep(100 * time.Microsecond)
 			}
 			time.Sleep(time.Duration(rand.IntN(3000)) * time.Microsecond)
-		case 2: // whenever, up to a second after a commit that was seen
+		case 2: // up to a second after a commit that was seen
 			had := len(seen.samples)
 			eventually(t, "a commit", func() bool { return seen.read(db, false) == nil && len(seen.samples) > had })
 			for end := time.Now().Add(time.Duration(rand.IntN(1000)) * time.Millisecond); time.Now().Before(end); time.Sleep(time.Millisecond) {

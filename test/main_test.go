@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -26,17 +27,10 @@ func TestMain(m *testing.M) {
 	syscall.Umask(0o077) // commands refuse token files that others may read, and scripts make many
 	code := m.Run()
 	_ = os.RemoveAll(memoryDir())
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
+	if builds.dir != "" {
+		_ = os.RemoveAll(builds.dir)
 	}
 	os.Exit(code)
-}
-
-// built holds what this run of the tests has built.
-var built struct {
-	sync.Mutex
-	dir  string
-	done map[string]error // by the name of the binary
 }
 
 // patience is how long a test waits, on the real clock, for what takes milliseconds on an idle
@@ -46,29 +40,17 @@ const patience = 2 * time.Minute
 // testVersion is the version of the tests' binaries.
 const testVersion = "v0.0.0-test"
 
-// binary builds agentctl once for a whole run and gives its path. env may name another
-// platform; tags that leave the relay out give the board build, whose flags the Makefile
-// has. AGENTCTL_TEST_BIN names a folder with binaries of that version to take instead, for a
-// user who cannot build.
+// binary returns the path of agentctl, which is built once for a whole run. env may name another platform;
+// tags that leave the relay out give the board build, whose flags the Makefile has. AGENTCTL_TEST_BIN names
+// a folder with binaries of testVersion to take instead, for a user who cannot build.
+//
+// The binaries are built without the race detector: scripts start them more than a thousand times.
 func binary(t testing.TB, name, tags string, env ...string) string {
 	t.Helper()
 	if dir := os.Getenv("AGENTCTL_TEST_BIN"); dir != "" {
 		return filepath.Join(dir, name)
 	}
-	built.Lock()
-	defer built.Unlock()
-	if built.dir == "" {
-		dir, err := os.MkdirTemp("", "agentctl-test-bin-")
-		if err != nil {
-			t.Fatal(err)
-		}
-		built.dir, built.done = dir, make(map[string]error)
-	}
-	path := filepath.Join(built.dir, name)
-	err, ok := built.done[name]
-	if !ok {
-		ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
-		defer cancel()
+	path, err := buildOnce(name, func(ctx context.Context, path string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-tags", tags,
 			"-ldflags", "-s -w -X agentctl/cmd/internal/cli.Version="+testVersion, "-o", path, "agentctl/cmd/agentctl")
 		if tags == "agentctl_omit_relay" {
@@ -76,13 +58,55 @@ func binary(t testing.TB, name, tags string, env ...string) string {
 			env = append(env, "MAKEFLAGS=", "MAKELEVEL=")
 		}
 		cmd.Env = append(append(os.Environ(), "CGO_ENABLED=0"), env...)
-		if out, e := cmd.CombinedOutput(); e != nil {
-			err = fmt.Errorf("build %s: %w\n%s", name, e, out)
-		}
-		built.done[name] = err
-	}
+		return cmd
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// builtPackage returns the path of the program of another package of this module, built once.
+func builtPackage(importPath string) (string, error) {
+	return buildOnce(strings.ReplaceAll(importPath, "/", "-"), func(ctx context.Context, path string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", path, importPath)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		return cmd
+	})
+}
+
+// builds has what this run of the tests has built.
+var builds struct {
+	mu     sync.Mutex // protects the fields below; not held during a build
+	dir    string     // of the programs; "" before the first one
+	byName map[string]func() (string, error)
+}
+
+// buildOnce builds a program at the first call with this name, and returns its path. command makes the
+// command that writes it to path.
+func buildOnce(name string, command func(ctx context.Context, path string) *exec.Cmd) (string, error) {
+	builds.mu.Lock()
+	if builds.dir == "" {
+		dir, err := os.MkdirTemp("", "agentctl-test-bin-")
+		if err != nil {
+			builds.mu.Unlock()
+			return "", err
+		}
+		builds.dir, builds.byName = dir, make(map[string]func() (string, error))
+	}
+	build, ok := builds.byName[name]
+	if !ok {
+		path := filepath.Join(builds.dir, name)
+		build = sync.OnceValues(func() (string, error) {
+			ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+			defer cancel()
+			if out, err := command(ctx, path).CombinedOutput(); err != nil {
+				return "", fmt.Errorf("build %s: %w\n%s", name, err, out)
+			}
+			return path, nil
+		})
+		builds.byName[name] = build
+	}
+	builds.mu.Unlock()
+	return build()
 }

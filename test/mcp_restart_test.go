@@ -2,8 +2,6 @@ package test
 
 import (
 	"bufio"
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,6 +64,19 @@ func (b *bridgeProcess) request(id int, method, params string) string {
 	return "the bridge ended"
 }
 
+// waitTool waits until a tool whose name begins with prefix is listed, and returns its name.
+func (b *bridgeProcess) waitTool(prefix string) (name string) {
+	b.t.Helper()
+	eventually(b.t, "a tool "+prefix+"*", func() bool {
+		_, rest, ok := strings.Cut(b.request(2, "tools/list", "{}"), `"name":"`+prefix)
+		rest, _, _ = strings.Cut(rest, `"`)
+		name = prefix + rest
+		return ok
+	})
+	return name
+}
+
+// restartInit has the parameters of initialize.
 const restartInit = `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}`
 
 // TestRestartUnderCalls: the relay is ended and killed under a loop of calls. Through the bridge
@@ -74,106 +85,37 @@ const restartInit = `{"protocolVersion":"2025-11-25","capabilities":{},"clientIn
 func TestRestartUnderCalls(t *testing.T) {
 	t.Parallel()
 	dir, bin := t.TempDir(), binary(t, "agentctl", "")
-	state := filepath.Join(dir, "relay")
-	store, err := auth.Open(auth.Options{StateDir: state})
-	if err != nil {
-		t.Fatal(err)
-	}
-	token := map[string]string{}
-	for name, req := range map[string]auth.MintRequest{"agent": {Class: "agent"}, "device": {Class: "device"}} {
-		minted, err := store.Mint(context.Background(), req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		token[name] = minted[0].Token
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(minted[0].Token), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	_ = store.Close()
-	listen := "127.0.0.73:0" // an address without other tests, since the port has to be free after a restart
-	var p *process
-	var url string
-	up := func() {
-		t.Helper()
-		p = startProcess(t, nil, bin, "relay", "--state-dir", state, "--listen", listen, "--metrics-listen", "", "--sse-listen", "127.0.0.1:0")
-		p.waitOutput(`"ready":true`)
-		if url != "" {
-			return // it listens where it did
-		}
-		var line struct{ URL string }
-		if err := json.Unmarshal([]byte(p.out.String()), &line); err != nil {
-			t.Fatal(err)
-		}
-		url, listen = line.URL, strings.TrimPrefix(line.URL, "http://")
-	}
-	up()
-	startProcess(t, nil, bin, "run", "--mock", "1", "--relay", url, "--token-file", filepath.Join(dir, "device"),
+	state, agentToken, deviceToken := filepath.Join(dir, "relay"), filepath.Join(dir, "agent"), filepath.Join(dir, "device")
+	token := createToken(t, state, auth.MintRequest{Class: "agent"}).Token
+	writeToken(t, agentToken, token)
+	writeToken(t, deviceToken, createToken(t, state, auth.MintRequest{Class: "device"}).Token)
+	// An address without other tests: after a restart the port has to be free.
+	r := startRelay(t, state, "--listen", "127.0.0.73:0", "--sse-listen", "127.0.0.1:0")
+	startProcess(t, nil, bin, "run", "--mock", "1", "--relay", r.url, "--token-file", deviceToken,
 		"--state-dir", filepath.Join(dir, "board"), "--socket", filepath.Join(dir, "s"))
-	b := startBridge(t, bin, "--relay", url, "--token-file", filepath.Join(dir, "agent"), "--toolset", "boards")
-	b.request(1, "initialize", restartInit)
-	_, _ = io.WriteString(b.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`+"\n")
-	tool := ""
-	for end := time.Now().Add(patience); tool == ""; time.Sleep(50 * time.Millisecond) {
-		list := b.request(2, "tools/list", "{}")
-		if i := strings.Index(list, `"name":"sysecho_`); i >= 0 {
-			tool, _, _ = strings.Cut(list[i+len(`"name":"`):], `"`)
-		} else if time.Now().After(end) {
-			t.Fatalf("the board does not come: %s", list)
-		}
-	}
-	call := `{"name":"` + tool + `","arguments":{"message":"x"}}`
+	bridge := startBridge(t, bin, "--relay", r.url, "--token-file", agentToken, "--toolset", "boards")
+	bridge.request(1, "initialize", restartInit)
+	_, _ = io.WriteString(bridge.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`+"\n")
+	call := `{"name":"` + bridge.waitTool("sysecho_") + `","arguments":{"message":"x"}}`
+	session := newMCPSession(t, r.url, token)
 
-	post := func(session, body string) (status int, head http.Header, answer string, err error) {
-		req, err := http.NewRequest(http.MethodPost, url+"/mcp", strings.NewReader(body))
-		if err != nil {
-			return 0, nil, "", err
-		}
-		req.Header = http.Header{"Authorization": {"Bearer " + token["agent"]}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
-		if session != "" {
-			req.Header.Set("Mcp-Session-Id", session)
-			req.Header.Set("Mcp-Protocol-Version", "2025-11-25")
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return 0, nil, "", err
-		}
-		defer func() { _ = resp.Body.Close() }()
-		raw, err := io.ReadAll(resp.Body)
-		return resp.StatusCode, resp.Header, string(raw), err
-	}
-	_, head, _, err := post("", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":`+restartInit+`}`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	session := head.Get("Mcp-Session-Id")
-
+	var viaBridge, viaHTTP, cut atomic.Int64
 	stop := make(chan struct{})
 	var calls sync.WaitGroup
-	var viaBridge, viaHTTP, cut atomic.Int64
 	calls.Go(func() {
-		for id := 10; ; id++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(300 * time.Millisecond): // two loops stay below the 10 a second of the tool
-			}
-			if got := b.request(id, "tools/call", call); strings.Contains(got, `"isError"`) || !strings.Contains(got, `"result"`) {
+		eachTick(stop, func(id int) bool {
+			got := bridge.request(id, "tools/call", call)
+			if strings.Contains(got, `"isError"`) || !strings.Contains(got, `"result"`) {
 				t.Errorf("through the bridge: %s", got)
-				return
+				return false
 			}
 			viaBridge.Add(1)
-		}
+			return true
+		})
 	})
 	calls.Go(func() {
-		for id := 10; ; id++ {
-			select {
-			case <-stop:
-				return
-			case <-time.After(300 * time.Millisecond):
-			}
-			status, _, got, err := post(session, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":%s}`, id, call))
-			switch {
+		eachTick(stop, func(id int) bool {
+			switch status, got, err := session.post(id, "tools/call", call); {
 			case err != nil: // there is no relay
 			case status == 200 && !strings.Contains(got, `"error"`):
 				viaHTTP.Add(1)
@@ -181,34 +123,92 @@ func TestRestartUnderCalls(t *testing.T) {
 				cut.Add(1)
 			default:
 				t.Errorf("over HTTP: %d %s", status, got)
-				return
+				return false
 			}
-		}
+			return true
+		})
 	})
+	endCalls := sync.OnceFunc(func() { close(stop); calls.Wait() })
+	defer endCalls()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		bridged, posted := viaBridge.Load()+3, viaHTTP.Load()+3
-		for end := time.Now().Add(patience); viaBridge.Load() < bridged || viaHTTP.Load() < posted; time.Sleep(20 * time.Millisecond) {
-			if t.Failed() || time.Now().After(end) {
-				close(stop)
-				t.Fatalf("only %d calls through the bridge and %d over HTTP", viaBridge.Load(), viaHTTP.Load())
-			}
+		bridged, posted := viaBridge.Load()+2, viaHTTP.Load()+2
+		ok := poll(20*time.Millisecond, func() bool { return t.Failed() || viaBridge.Load() >= bridged && viaHTTP.Load() >= posted })
+		if !ok || t.Failed() {
+			t.Fatalf("before %v: only %d calls through the bridge and %d over HTTP", sig, viaBridge.Load(), viaHTTP.Load())
 		}
-		_ = p.cmd.Process.Signal(sig)
-		<-p.ended
-		up()
+		_ = r.cmd.Process.Signal(sig)
+		<-r.ended
+		r = startRelay(t, state, "--listen", strings.TrimPrefix(r.url, "http://"), "--sse-listen", "127.0.0.1:0")
 	}
-	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
-		if status, _, got, err := post(session, `{"jsonrpc":"2.0","id":5,"method":"tools/call","params":`+call+`}`); err == nil && status == 200 && !strings.Contains(got, `"error"`) {
-			break
-		} else if time.Now().After(end) {
-			t.Fatalf("after the restarts: %d %s %v", status, got, err)
-		}
-	}
-	close(stop)
-	calls.Wait()
-	t.Logf("%d calls through the bridge, %d over HTTP, %d of them with an outcome in place of a result", viaBridge.Load(), viaHTTP.Load()+cut.Load(), cut.Load())
+	eventually(t, "the session works after the restarts", func() bool {
+		status, got, err := session.post(5, "tools/call", call)
+		return err == nil && status == 200 && !strings.Contains(got, `"error"`)
+	})
+	endCalls()
 	// An id of one process is made again by another only if it is whole.
-	if status, _, got, err := post(session[:len(session)-1], `{"jsonrpc":"2.0","id":1,"method":"ping"}`); err != nil || status != 404 {
-		t.Errorf("a cut id: %d %s %v", status, got, err)
+	session.id = session.id[:len(session.id)-1]
+	if status, got, err := session.post(1, "ping", "{}"); err != nil || status != 404 {
+		t.Errorf("an id that lacks a character: %d %s %v, want 404", status, got, err)
 	}
+	t.Logf("%d calls through the bridge, %d over HTTP, %d of them with an outcome in place of a result", viaBridge.Load(), viaHTTP.Load()+cut.Load(), cut.Load())
+}
+
+// eachTick calls fn with growing ids until it returns false or stop is closed. Two such loops stay below
+// the 10 calls a second that a board's echo takes.
+func eachTick(stop <-chan struct{}, fn func(id int) bool) {
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for id := 10; ; id++ {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		if !fn(id) {
+			return
+		}
+	}
+}
+
+func writeToken(t *testing.T, path, token string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mcpSession is a session over HTTP, whose client connects again for each request if it has to.
+type mcpSession struct{ url, token, id string }
+
+func newMCPSession(t *testing.T, url, token string) *mcpSession {
+	t.Helper()
+	s := &mcpSession{url: url, token: token}
+	if status, got, err := s.post(1, "initialize", restartInit); err != nil || s.id == "" {
+		t.Fatalf("initialize: %d %s %v", status, got, err)
+	}
+	return s
+}
+
+// post sends a request and returns the answer whole. The first answer's session is kept.
+func (s *mcpSession) post(id int, method, params string) (status int, answer string, err error) {
+	body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":%q,"params":%s}`, id, method, params)
+	req, err := http.NewRequest(http.MethodPost, s.url+"/mcp", strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + s.token}, "Content-Type": {"application/json"}, "Accept": {"application/json, text/event-stream"}}
+	if s.id != "" {
+		req.Header.Set("Mcp-Session-Id", s.id)
+		req.Header.Set("Mcp-Protocol-Version", "2025-11-25")
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if s.id == "" {
+		s.id = resp.Header.Get("Mcp-Session-Id")
+	}
+	raw, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(raw), err
 }

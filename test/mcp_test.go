@@ -91,7 +91,6 @@ func (c *mcpClient) call(name string, args any, meta mcp.Meta) *mcp.CallToolResu
 	return res
 }
 
-// RFC-0009 §2, RFC-0005 §9: a device's tools as an MCP client sees them.
 // withFailure is a registered output schema as tools/list widens it: docs/protocol.md.
 func withFailure(s map[string]any) map[string]any {
 	words := map[string]any{"type": "string"}
@@ -105,6 +104,7 @@ func withFailure(s map[string]any) map[string]any {
 	return s
 }
 
+// RFC-0009 §2, RFC-0005 §9: a device's tools as an MCP client sees them.
 func TestMCPTools(t *testing.T) {
 	t.Parallel()
 	eras(t, func(t *testing.T, r *testRelay, version string) {
@@ -237,7 +237,7 @@ func TestMCPStream(t *testing.T) {
 		for i, tt := range []struct {
 			interval, frames int
 			meta             mcp.Meta
-			least, most      time.Duration
+			atLeast, atMost  time.Duration
 		}{
 			{1000, 20, mcp.Meta{}, 18 * time.Second, 21 * time.Second},
 			{1000, 3, mcp.Meta{"agentctl/max_frames": 3}, time.Second, 4 * time.Second},
@@ -247,7 +247,7 @@ func TestMCPStream(t *testing.T) {
 			tt.meta["progressToken"] = i
 			start := time.Now()
 			res := c.call(m.subscribeTool(), map[string]any{"interval_ms": tt.interval}, tt.meta)
-			if took := time.Since(start); took < tt.least || took > tt.most {
+			if took := time.Since(start); took < tt.atLeast || took > tt.atMost {
 				t.Errorf("%d: took %s", i, took)
 			}
 			time.Sleep(100 * time.Millisecond)

@@ -40,54 +40,62 @@ func metricsText(t testing.TB, r *testRelay) string {
 	return string(b)
 }
 
-// The reference parser reads /metrics; every family has HELP and TYPE, no label names a
-// tenant, a node or a tool, the series are the same whatever happened, and they count.
+// series are the values of /metrics, by name and labels: agentctl_tool_calls_total{code=ok}.
+type series map[string]float64
+
+// readMetrics reads /metrics with the reference parser, and checks each family: it has HELP and TYPE, its
+// name fits its type, and no label could name a tenant, a node or a tool.
+func readMetrics(t testing.TB, r *testRelay) series {
+	t.Helper()
+	p := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := p.TextToMetricFamilies(strings.NewReader(metricsText(t, r)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels := strings.Fields("code kind class plugin pool quantile reason result store transport")
+	values := make(series)
+	for name, f := range families {
+		if f.GetHelp() == "" || f.GetType().String() == "UNTYPED" {
+			t.Errorf("%s: HELP %q, TYPE %s", name, f.GetHelp(), f.GetType())
+		}
+		if strings.HasSuffix(name, "_total") != (f.GetType().String() == "COUNTER") {
+			t.Errorf("%s is a %s", name, f.GetType())
+		}
+		for _, m := range f.GetMetric() {
+			key := name
+			for _, l := range m.GetLabel() {
+				if !slices.Contains(labels, l.GetName()) {
+					t.Errorf("%s has a label %s", name, l.GetName())
+				}
+				key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
+			}
+			switch {
+			case m.Counter != nil:
+				values[key] = m.GetCounter().GetValue()
+			case m.Gauge != nil:
+				values[key] = m.GetGauge().GetValue()
+			case m.Histogram != nil:
+				count := m.GetHistogram().GetSampleCount()
+				values[key] = float64(count)
+				if b := m.GetHistogram().GetBucket(); b[len(b)-1].GetCumulativeCount() != count {
+					t.Errorf("%s: the last bucket has %d of %d", name, b[len(b)-1].GetCumulativeCount(), count)
+				}
+			}
+		}
+	}
+	return values
+}
+
+// What happens is counted. The series are the same before and after it, so that what callers and boards do
+// cannot fill a store of metrics.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	r := newTestRelay(t, withMetrics)
-	parse := func() map[string]float64 {
-		t.Helper()
-		p := expfmt.NewTextParser(model.LegacyValidation)
-		families, err := p.TextToMetricFamilies(strings.NewReader(metricsText(t, r)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		values := make(map[string]float64)
-		for name, f := range families {
-			if f.GetHelp() == "" || f.GetType().String() == "UNTYPED" {
-				t.Errorf("%s: HELP %q, TYPE %s", name, f.GetHelp(), f.GetType())
-			}
-			if strings.HasSuffix(name, "_total") != (f.GetType().String() == "COUNTER") {
-				t.Errorf("%s is a %s", name, f.GetType())
-			}
-			for _, m := range f.GetMetric() {
-				key := name
-				for _, l := range m.GetLabel() {
-					if !strings.Contains(" code kind class plugin pool quantile reason result store transport ", " "+l.GetName()+" ") {
-						t.Errorf("%s has a label %s", name, l.GetName())
-					}
-					key += fmt.Sprintf("{%s=%s}", l.GetName(), l.GetValue())
-				}
-				switch {
-				case m.Counter != nil:
-					values[key] = m.GetCounter().GetValue()
-				case m.Gauge != nil:
-					values[key] = m.GetGauge().GetValue()
-				case m.Histogram != nil:
-					values[key] = float64(m.GetHistogram().GetSampleCount())
-					if b := m.GetHistogram().GetBucket(); b[len(b)-1].GetCumulativeCount() != m.GetHistogram().GetSampleCount() {
-						t.Errorf("%s: the last bucket has %d of %d", name, b[len(b)-1].GetCumulativeCount(), m.GetHistogram().GetSampleCount())
-					}
-				}
-			}
-		}
-		return values
-	}
-	before := parse()
+	before := readMetrics(t, r)
 	m := r.device(mockOptions{})
 	gone := r.device(mockOptions{tenant: "other"})
 	gone.kill()
-	eventually(t, "the device is gone", func() bool { return parse()["agentctl_devices_connected"] == 1 })
+	eventually(t, "the device is gone", func() bool { return readMetrics(t, r)["agentctl_devices_connected"] == 1 })
 	for range 3 {
 		r.call(m.echoTool(), text("x"))
 	}
@@ -97,64 +105,70 @@ func TestMetrics(t *testing.T) {
 	r.callRaw(`{`)
 	s := m.subscribe(`{}`)
 	s.metric(time.Second)
-	open := parse()
+	duringStream := readMetrics(t, r)
 	s.halfClose()
 	s.waitEnd(sse.Normal, time.Second)
-	eventually(t, "the stream is gone", func() bool { return parse()["agentctl_sse_streams"] == 0 })
-	after := parse()
+	eventually(t, "the stream is gone", func() bool { return readMetrics(t, r)["agentctl_sse_streams"] == 0 })
+	after := readMetrics(t, r)
+
 	if len(after) != len(before) || len(after) < 40 {
-		t.Errorf("%d series before, %d after", len(before), len(after))
+		t.Errorf("%d series before, %d after; want the same, at least 40", len(before), len(after))
 	}
 	for key := range after {
 		for _, word := range []string{m.node, gone.node, "other", "echo"} {
 			if strings.Contains(key, word) {
-				t.Errorf("series %s", key)
+				t.Errorf("the series %s names a board, a tenant or a tool", key)
 			}
 		}
 	}
-	grew := func(key string) float64 { return after[key] - before[key] }
-	for key, want := range map[string]float64{
-		"agentctl_commands_total":                                         4,
-		"agentctl_tool_calls_total{code=ok}":                              4,
-		"agentctl_metric_frames_total":                                    1,
-		"agentctl_sse_events_total":                                       1,
-		"agentctl_sse_closes_total{code=1000}":                            1,
-		"agentctl_device_links_total":                                     2,
-		"agentctl_tool_calls_total{code=E_INTERNAL}":                      0,
-		"agentctl_device_events_total{kind=late_ack}":                     0,
-		"agentctl_tool_calls_total{code=E_BAD_REQUEST}":                   1,
-		"agentctl_transport_requests_total{transport=link}":               2,
-		"agentctl_transport_errors_total{transport=mcp}":                  0,
-		"agentctl_plugin_call_errors_total{plugin=devices}{kind=timeout}": 0,
+	const unbounded = 1e6 // waiting for the device probes it with calls that are refused
+	requests := after["agentctl_transport_requests_total{transport=http}"] - before["agentctl_transport_requests_total{transport=http}"]
+	for _, tt := range []struct {
+		key             string
+		atLeast, atMost float64
+	}{
+		{"agentctl_commands_total", 4, 4},
+		{"agentctl_tool_calls_total{code=ok}", 4, 4},
+		{"agentctl_tool_calls_total{code=E_BAD_REQUEST}", 1, 1},
+		{"agentctl_tool_calls_total{code=E_INTERNAL}", 0, 0},
+		{"agentctl_tool_calls_total{code=E_MANIFEST_INVALID}", 1, unbounded},
+		{"agentctl_tool_calls_total{code=E_SAFETY_DENIED}", 2, unbounded},
+		{"agentctl_tool_call_seconds{class=device}", 5, unbounded},
+		{"agentctl_metric_frames_total", 1, 1},
+		{"agentctl_sse_events_total", 1, 1},
+		{"agentctl_sse_closes_total{code=1000}", 1, 1},
+		{"agentctl_device_links_total", 2, 2},
+		{"agentctl_device_events_total{kind=late_ack}", 0, 0},
+		{"agentctl_transport_requests_total{transport=link}", 2, 2},
+		{"agentctl_transport_errors_total{transport=mcp}", 0, 0},
+		{"agentctl_transport_errors_total{transport=http}", 4, requests - 1},
+		// The frames of a stream are no calls; what was refused before it reached the board is not the board's.
+		{"agentctl_plugin_calls_total{plugin=devices}", 4, 5},
+		{"agentctl_plugin_call_errors_total{plugin=devices}{kind=timeout}", 0, 0},
 	} {
-		if got := grew(key); got != want {
-			t.Errorf("%s grew by %v, want %v", key, got, want)
+		if got := after[tt.key] - before[tt.key]; got < tt.atLeast || got > tt.atMost {
+			t.Errorf("%s grew by %v, want %v to %v", tt.key, got, tt.atLeast, tt.atMost)
 		}
 	}
-	// The frames of a stream are no calls; what was refused before it reached the board is not the board's.
-	if got := grew("agentctl_plugin_calls_total{plugin=devices}"); got < 4 || got > 5 {
-		t.Errorf("%v calls of boards", got)
-	}
-	if got := grew("agentctl_transport_errors_total{transport=http}"); got < 4 || got >= grew("agentctl_transport_requests_total{transport=http}") {
-		t.Errorf("%v errors over HTTP", got)
-	}
-	// Waiting for a device to be loaded probes it with bad arguments.
-	for key, least := range map[string]float64{"E_MANIFEST_INVALID": 1, "E_SAFETY_DENIED": 2} {
-		if got := grew("agentctl_tool_calls_total{code=" + key + "}"); got < least {
-			t.Errorf("%s grew by %v", key, got)
+	for _, key := range []string{"agentctl_sse_streams", "agentctl_device_streams", "agentctl_devices_connected"} {
+		if duringStream[key] != 1 {
+			t.Errorf("during the stream %s is %v, want 1", key, duringStream[key])
 		}
 	}
-	if open["agentctl_sse_streams"] != 1 || open["agentctl_device_streams"] != 1 || open["agentctl_devices_connected"] != 1 {
-		t.Errorf("gauges: %v", open)
-	}
-	if grew("agentctl_tool_call_seconds{class=device}") < 5 || after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 {
-		t.Errorf("got %v", after)
+	if after["process_resident_memory_bytes"] < 1<<20 || after["go_goroutines"] < 1 {
+		t.Errorf("the process has %v bytes and %v goroutines", after["process_resident_memory_bytes"], after["go_goroutines"])
 	}
 	// The audit log is written beside the calls; a caller without a good token is in a separate file.
-	eventually(t, "the audit lines", func() bool { return parse()["agentctl_audit_lines_total"] >= 6 })
+	eventually(t, "the audit lines", func() bool { return readMetrics(t, r)["agentctl_audit_lines_total"] >= 6 })
 	if after["agentctl_audit_refusals_total"] != 1 {
-		t.Errorf("%v refusals without an identity", after["agentctl_audit_refusals_total"])
+		t.Errorf("%v refusals without an identity, want 1", after["agentctl_audit_refusals_total"])
 	}
+}
+
+// Metrics are on their own listener only, and nothing else is on it.
+func TestMetricsListener(t *testing.T) {
+	t.Parallel()
+	r := newTestRelay(t, withMetrics)
 	if a := r.do(http.MethodGet, "/metrics", "", r.headers()); a.status != http.StatusNotFound {
 		t.Errorf("/metrics on the public listener: %d", a.status)
 	}
@@ -194,8 +208,8 @@ func TestHealth(t *testing.T) {
 				t.Errorf("POST %s: %d", path, a.status)
 			}
 		}
-		// A stalled stream keeps the relay in its polite end for a moment; new streams and
-		// links are refused meanwhile.
+		// A stalled stream keeps the relay draining for a moment; new streams and links are refused
+		// meanwhile.
 		m := r.device(mockOptions{cadence: true})
 		r.stream(m.subscribeTool(), `{"interval_ms":1000}`, streamOptions{stalled: true})
 		time.Sleep(1500 * time.Millisecond)

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"agentctl/relay/auth"
 )
@@ -73,15 +72,10 @@ func TestBoards(t *testing.T) {
 			if err := json.Unmarshal([]byte(s.out.String()), &snap); err != nil || snap.Memory["total"] < 1 {
 				t.Errorf("snapshot: %s%s %v", s.out, s.err, err)
 			}
-			for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+			eventually(t, "an echo", func() bool {
 				a := r.call("sysecho."+minted.NodeID+".echo.invoke", text(tt.name))
-				if a.status == http.StatusOK && strings.Contains(a.body, `"message":"`+tt.name+`"`) {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("echo: %d %s\n%s", a.status, a.body, d.err)
-				}
-			}
+				return a.status == http.StatusOK && strings.Contains(a.body, `"message":"`+tt.name+`"`)
+			})
 			d.stop()
 		})
 	}

@@ -2,83 +2,123 @@ package test
 
 import (
 	"os"
-	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// Every agentctl command that the README and docs show exists, with the flags shown, and
-// every make target and document that the README names is there.
-func TestReadme(t *testing.T) {
-	t.Parallel()
-	bin := binary(t, "agentctl", "")
-	pages := []string{"../README.md"}
-	docs, err := os.ReadDir("../docs")
+// readmePages returns the README and the pages of docs, by their path.
+func readmePages(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, d := range docs {
-		if strings.HasSuffix(d.Name(), ".md") {
-			pages = append(pages, "../docs/"+d.Name())
-		}
-	}
-	makefile, err := os.ReadFile("../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	help := make(map[string]string)
-	groups := map[string]bool{"relay": true, "token": true, "config": true, "tickets": true, "events": true, "plugin": true, "node": true, "keys": true, "context": true, "mcp": true} // of commands
-	commands := 0
-	for _, page := range pages {
-		b, err := os.ReadFile(page)
+	pages := make(map[string]string)
+	for _, path := range append(paths, "../README.md") {
+		b, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for line := range strings.Lines(string(b)) {
-			for _, target := range regexp.MustCompile(`\bmake ([a-z-]+)`).FindAllStringSubmatch(line, -1) {
-				if (strings.HasPrefix(line, "make ") || strings.Contains(line, "`make "+target[1])) && !strings.Contains(string(makefile), "\n"+target[1]+":") {
-					t.Errorf("%s: no make target %s", page, target[1])
-				}
-			}
+		pages[path] = string(b)
+	}
+	return pages
+}
+
+// commandFlags returns the flags of each command, by its name without agentctl: "token create". It reads
+// them in docs/cli.md, which TestDocs of cmd/agentctl keeps equal to what the commands print.
+func commandFlags(t *testing.T) map[string][]string {
+	t.Helper()
+	b, err := os.ReadFile("../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flag := regexp.MustCompile("^\\| `(?:-[a-z], )?(--[a-z0-9-]+)")
+	commands, command := make(map[string][]string), ""
+	for line := range strings.Lines(string(b)) {
+		if name, ok := strings.CutPrefix(line, "## agentctl "); ok {
+			command = strings.TrimSpace(name)
+			commands[command] = []string{"--help"}
+		} else if m := flag.FindStringSubmatch(line); m != nil {
+			commands[command] = append(commands[command], m[1])
+		}
+	}
+	return commands
+}
+
+// Every agentctl command that the README and docs show exists, with the flags shown.
+func TestReadmeCommands(t *testing.T) {
+	t.Parallel()
+	commands := commandFlags(t)
+	flag := regexp.MustCompile(`--[a-z0-9-]+`)
+	shown := 0
+	for page, text := range readmePages(t) {
+		for line := range strings.Lines(text) {
 			line = strings.TrimPrefix(line, "sudo ")
 			if !strings.HasPrefix(line, "agentctl ") {
 				continue
 			}
+			shown++
 			line, _, _ = strings.Cut(line, "#")
 			line, _, _ = strings.Cut(line, ">")
-			words := strings.Fields(line)
-			sub := []string{}
-			for _, w := range words[1:] {
-				if !regexp.MustCompile(`^[a-z]+$`).MatchString(w) || len(sub) == 2 || (len(sub) == 1 && !groups[sub[0]]) {
-					break
-				}
-				sub = append(sub, w)
+			words := strings.Fields(line)[1:]
+			name, ok := longestCommand(commands, words)
+			if !ok {
+				t.Errorf("%s shows %q: there is no such command", page, strings.TrimSpace(line))
+				continue
 			}
-			name := strings.Join(sub, " ")
-			if help[name] == "" {
-				out, err := exec.Command(bin, append(sub, "--help")...).CombinedOutput()
-				if err != nil || !strings.Contains(string(out), "agentctl "+name) {
-					t.Errorf("%s shows %q: %v", page, strings.TrimSpace(line), err)
-					continue
+			for _, f := range flag.FindAllString(line, -1) {
+				if !slices.Contains(commands[name], f) {
+					t.Errorf("%s shows %q: there is no %s", page, strings.TrimSpace(line), f)
 				}
-				help[name] = string(out)
-			}
-			commands++
-			for _, flag := range regexp.MustCompile(`--[a-z0-9-]+`).FindAllString(line, -1) {
-				if !strings.Contains(help[name], flag+" ") {
-					t.Errorf("%s shows %q: there is no %s", page, strings.TrimSpace(line), flag)
-				}
-			}
-		}
-		for _, link := range regexp.MustCompile(`\]\(([a-zA-Z0-9_./-]+\.md)\)`).FindAllStringSubmatch(string(b), -1) {
-			dir := strings.TrimSuffix(page, page[strings.LastIndex(page, "/"):])
-			if _, err := os.Stat(dir + "/" + link[1]); err != nil {
-				t.Errorf("%s links to %s: %v", page, link[1], err)
 			}
 		}
 	}
-	if commands < 8 {
-		t.Errorf("only %d commands found", commands)
+	if shown < 100 {
+		t.Errorf("only %d commands found", shown)
+	}
+}
+
+// longestCommand returns the command that the first words name: of "relay check" it is that one and not
+// "relay".
+func longestCommand(commands map[string][]string, words []string) (name string, ok bool) {
+	for n := min(len(words), 3); n > 0; n-- {
+		name = strings.Join(words[:n], " ")
+		if _, ok := commands[name]; ok {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// Every make target that the README and docs name is in the Makefile.
+func TestReadmeTargets(t *testing.T) {
+	t.Parallel()
+	makefile, err := os.ReadFile("../Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := regexp.MustCompile("(?m)(?:^|`)make ([a-z-]+)")
+	for page, text := range readmePages(t) {
+		for _, m := range target.FindAllStringSubmatch(text, -1) {
+			if !strings.Contains(string(makefile), "\n"+m[1]+":") {
+				t.Errorf("%s: there is no make target %s", page, m[1])
+			}
+		}
+	}
+}
+
+// Every page that a page links to is there.
+func TestReadmeLinks(t *testing.T) {
+	t.Parallel()
+	link := regexp.MustCompile(`\]\(([a-zA-Z0-9_./-]+\.md)(?:#[^)]*)?\)`)
+	for page, text := range readmePages(t) {
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
+			}
+		}
 	}
 }

@@ -33,127 +33,152 @@ func (r *testRelay) refusedLinkCode(o mockOptions) int {
 	return ce.Code
 }
 
-// RFC-0005 §9, RFC-0009 §8: what a relay takes of an announce, and what it refuses.
+// capability is a capability as a board announces it, with the first occurrence of each old text replaced:
+// edits are pairs of old and new.
+func capability(t *testing.T, v manifest.Capability, edits ...string) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := string(b)
+	for i := 0; i+1 < len(edits); i += 2 {
+		if !strings.Contains(s, edits[i]) {
+			t.Fatalf("%s is not in %s", edits[i], s)
+		}
+		s = strings.Replace(s, edits[i], edits[i+1], 1)
+	}
+	return s
+}
+
+// RFC-0005 §9, RFC-0009 §8: what a relay accepts in an announce. Each tool is named in the answer, and can be
+// called.
 func TestRFC0005Announce(t *testing.T) {
 	t.Parallel()
-	object := func(v manifest.Capability, edit ...string) string {
-		b, _ := json.Marshal(v)
-		s := string(b)
-		for i := 0; i+1 < len(edit); i += 2 {
-			if !strings.Contains(s, edit[i]) {
-				t.Fatalf("%s is not in %s", edit[i], s)
-			}
-			s = strings.Replace(s, edit[i], edit[i+1], 1)
-		}
-		return s
-	}
-	echo := func(edit ...string) string { return object(manifest.Echo(), edit...) }
-	metrics := func(edit ...string) string { return object(manifest.Metrics(), edit...) }
+	echo := func(edits ...string) string { return capability(t, manifest.Echo(), edits...) }
+	metrics := func(edits ...string) string { return capability(t, manifest.Metrics(), edits...) }
 	const subscribeOnly = "mcp://schemas/system.metrics.subscribe.input@1.0.0"
-	good := map[string]struct{ caps, tools string }{
-		"both":              {echo() + "," + metrics(), "sysecho echo invoke, sys metrics snapshot, sys metrics subscribe"},
-		"echo alone":        {echo(), "sysecho echo invoke"},
-		"subscribe alone":   {metrics(`["snapshot","subscribe"]`, `["subscribe"]`, "mcp://schemas/system.metrics.snapshot.input@1.0.0", subscribeOnly), "sys metrics subscribe"},
-		"another cap_id":    {echo(`"cap_id":"echo"`, `"cap_id":"echo_2"`), "sysecho echo_2 invoke"},
-		"two of a kind":     {echo() + "," + echo(`"cap_id":"echo"`, `"cap_id":"b"`), "sysecho echo invoke, sysecho b invoke"},
-		"two metrics":       {metrics() + "," + metrics(`"cap_id":"metrics"`, `"cap_id":"more"`), "sys metrics snapshot, sys metrics subscribe, sys more snapshot, sys more subscribe"},
-		"other limits":      {echo(`"rate_limit_rps":10`, `"rate_limit_rps":1`), "sysecho echo invoke"},
-		"keys in any order": {`{"verbs":["invoke"],` + strings.Replace(echo()[1:], `"verbs":["invoke"],`, "", 1), "sysecho echo invoke"},
+	tests := []struct {
+		name, caps string
+		tools      string // without the node, separated by commas
+	}{
+		{"both", echo() + "," + metrics(), "sysecho echo invoke, sys metrics snapshot, sys metrics subscribe"},
+		{"echo alone", echo(), "sysecho echo invoke"},
+		{"subscribe alone", metrics(`["snapshot","subscribe"]`, `["subscribe"]`, "mcp://schemas/system.metrics.snapshot.input@1.0.0", subscribeOnly), "sys metrics subscribe"},
+		{"another cap_id", echo(`"cap_id":"echo"`, `"cap_id":"echo_2"`), "sysecho echo_2 invoke"},
+		{"two of a kind", echo() + "," + echo(`"cap_id":"echo"`, `"cap_id":"b"`), "sysecho echo invoke, sysecho b invoke"},
+		{"two metrics", metrics() + "," + metrics(`"cap_id":"metrics"`, `"cap_id":"more"`), "sys metrics snapshot, sys metrics subscribe, sys more snapshot, sys more subscribe"},
+		{"other limits", echo(`"rate_limit_rps":10`, `"rate_limit_rps":1`), "sysecho echo invoke"},
+		{"keys in any order", `{"verbs":["invoke"],` + strings.Replace(echo()[1:], `"verbs":["invoke"],`, "", 1), "sysecho echo invoke"},
 	}
-	for name, tt := range good {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				m := r.device(mockOptions{caps: "[" + tt.caps + "]"})
-				var want []string
-				for tool := range strings.SplitSeq(tt.tools, ", ") {
-					want = append(want, strings.Join(slices.Insert(strings.Fields(tool), 1, m.node), "."))
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, tt := range tests {
+			m := r.device(mockOptions{caps: "[" + tt.caps + "]"})
+			var want []string
+			for tool := range strings.SplitSeq(tt.tools, ", ") {
+				want = append(want, strings.Join(slices.Insert(strings.Fields(tool), 1, m.node), "."))
+			}
+			if !slices.Equal(m.ack.Tools, want) || len(m.ack.Rejected) != 0 {
+				t.Errorf("%s: got %v, want %v", tt.name, m.ack, want)
+			}
+			for _, tool := range want {
+				args := `{}`
+				switch {
+				case strings.HasSuffix(tool, ".subscribe"):
+					continue
+				case strings.HasSuffix(tool, ".invoke"):
+					args = `{"message":"ping"}`
 				}
-				if !slices.Equal(m.ack.Tools, want) || len(m.ack.Rejected) != 0 {
-					t.Errorf("got %v, want %v", m.ack, want)
+				if a := r.call(tool, args); a.status != http.StatusOK {
+					t.Errorf("%s: %s: %d %s", tt.name, tool, a.status, a.body)
 				}
-				for _, tool := range want { // what is announced can be called
-					args := `{}`
-					switch {
-					case strings.HasSuffix(tool, ".subscribe"):
-						continue
-					case strings.HasSuffix(tool, ".invoke"):
-						args = `{"message":"ping"}`
-					}
-					if a := r.call(tool, args); a.status != http.StatusOK {
-						t.Errorf("%s: %d %s", tool, a.status, a.body)
-					}
+			}
+			m.kill()
+		}
+	})
+}
+
+// A capability that breaks a rule is rejected, and the others of the announce are served. An announce of
+// rejected ones alone closes the link.
+func TestRFC0005AnnounceRejected(t *testing.T) {
+	t.Parallel()
+	echo := func(edits ...string) string { return capability(t, manifest.Echo(), edits...) }
+	metrics := func(edits ...string) string { return capability(t, manifest.Metrics(), edits...) }
+	tests := []struct{ name, cap string }{
+		{"kind", metrics(`"kind":"system.metrics"`, `"kind":"system.foo"`)},
+		{"class", metrics(`"read_only"`, `"mutating"`)},
+		{"no such class", metrics(`"read_only"`, `"harmless"`)},
+		{"verb", metrics(`"snapshot","subscribe"`, `"snapshot","stream"`)},
+		{"no verb", metrics(`["snapshot","subscribe"]`, `[]`)},
+		{"verb twice", metrics(`"snapshot","subscribe"`, `"snapshot","snapshot"`)},
+		{"verb of another", metrics(`"snapshot","subscribe"`, `"invoke"`)},
+		{"schema of echo", metrics("system.metrics.snapshot.input", "system.echo.invoke.input")},
+		{"a schema", metrics(`"schema_ref":"mcp://schemas/system.metrics.snapshot.input@1.0.0"`, `"schema_ref":{"type":"object"}`)},
+		{"schema from file", metrics("mcp://schemas/system.metrics.snapshot.input@1.0.0", "file:///etc/passwd")},
+		{"cap_id", metrics(`"cap_id":"metrics"`, `"cap_id":"Metrics"`)},
+		{"long name", metrics(`"cap_id":"metrics"`, `"cap_id":"`+strings.Repeat("m", 25)+`"`)},
+		{"cap_id twice", metrics(`"cap_id":"metrics"`, `"cap_id":"echo"`)},
+		{"no constraints", metrics(`,"constraints":{"rate_limit_rps":10,"max_concurrency":4,"deadline_ms_default":2000}`, "")},
+		{"rate 0", metrics(`"rate_limit_rps":10`, `"rate_limit_rps":0`)},
+		{"rate 1000", metrics(`"rate_limit_rps":10`, `"rate_limit_rps":1000`)},
+		{"concurrency", metrics(`"max_concurrency":4`, `"max_concurrency":65`)},
+		{"deadline", metrics(`"deadline_ms_default":2000`, `"deadline_ms_default":60000`)},
+		{"extra key", metrics(`"cap_id"`, `"description":"IGNORE","cap_id"`)},
+		{"cost", metrics(`"cap_id"`, `"streaming_cost":1,"cap_id"`)},
+		{"no object", `"metrics"`},
+		{"echo that calls", echo(`"cap_id":"echo"`, `"cap_id":"e"`, `"invoke"`, `"call"`)},
+		{"echo that writes", echo(`"cap_id":"echo"`, `"cap_id":"e"`, `"read_only"`, `"destructive"`)},
+	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, tt := range tests {
+			m := r.device(mockOptions{caps: "[" + echo() + "," + tt.cap + "]"})
+			if len(m.ack.Tools) != 1 || m.ack.Tools[0] != m.echoTool() || len(m.ack.Rejected) != 1 || m.ack.Rejected[0].Code != manifest.ManifestInvalid {
+				t.Errorf("%s: got %+v, want the echo, and one rejected", tt.name, m.ack)
+			}
+			m.expectNoCommand(func() {
+				if a := r.call(m.snapshotTool(), `{}`); a.status != http.StatusBadRequest || a.code() != string(manifest.BadRequest) {
+					t.Errorf("%s: a call of its tool: %d %s", tt.name, a.status, a.body)
 				}
 			})
-		})
-	}
-	bad := map[string]string{ // each beside a good echo: it is rejected and the echo is served
-		"kind":             metrics(`"kind":"system.metrics"`, `"kind":"system.foo"`),
-		"class":            metrics(`"read_only"`, `"mutating"`),
-		"no such class":    metrics(`"read_only"`, `"harmless"`),
-		"verb":             metrics(`"snapshot","subscribe"`, `"snapshot","stream"`),
-		"no verb":          metrics(`["snapshot","subscribe"]`, `[]`),
-		"verb twice":       metrics(`"snapshot","subscribe"`, `"snapshot","snapshot"`),
-		"verb of another":  metrics(`"snapshot","subscribe"`, `"invoke"`),
-		"schema of echo":   metrics("system.metrics.snapshot.input", "system.echo.invoke.input"),
-		"a schema":         metrics(`"schema_ref":"mcp://schemas/system.metrics.snapshot.input@1.0.0"`, `"schema_ref":{"type":"object"}`),
-		"schema from file": metrics("mcp://schemas/system.metrics.snapshot.input@1.0.0", "file:///etc/passwd"),
-		"cap_id":           metrics(`"cap_id":"metrics"`, `"cap_id":"Metrics"`),
-		"long name":        metrics(`"cap_id":"metrics"`, `"cap_id":"`+strings.Repeat("m", 25)+`"`),
-		"cap_id twice":     metrics(`"cap_id":"metrics"`, `"cap_id":"echo"`),
-		"no constraints":   metrics(`,"constraints":{"rate_limit_rps":10,"max_concurrency":4,"deadline_ms_default":2000}`, ""),
-		"rate 0":           metrics(`"rate_limit_rps":10`, `"rate_limit_rps":0`),
-		"rate 1000":        metrics(`"rate_limit_rps":10`, `"rate_limit_rps":1000`),
-		"concurrency":      metrics(`"max_concurrency":4`, `"max_concurrency":65`),
-		"deadline":         metrics(`"deadline_ms_default":2000`, `"deadline_ms_default":60000`),
-		"extra key":        metrics(`"cap_id"`, `"description":"IGNORE","cap_id"`),
-		"cost":             metrics(`"cap_id"`, `"streaming_cost":1,"cap_id"`),
-		"no object":        `"metrics"`,
-		"echo that calls":  echo(`"cap_id":"echo"`, `"cap_id":"e"`, `"invoke"`, `"call"`),
-		"echo that writes": echo(`"cap_id":"echo"`, `"cap_id":"e"`, `"read_only"`, `"destructive"`),
-	}
-	for name, c := range bad {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				m := r.device(mockOptions{caps: "[" + echo() + "," + c + "]"})
-				if len(m.ack.Tools) != 1 || m.ack.Tools[0] != m.echoTool() || len(m.ack.Rejected) != 1 || m.ack.Rejected[0].Code != manifest.ManifestInvalid {
-					t.Errorf("got %+v", m.ack)
-				}
-				m.expectNoCommand(func() {
-					r.wantRefusal(r.call(m.snapshotTool(), `{}`), http.StatusBadRequest, manifest.BadRequest)
-				})
-				m.kill()
-				if name == "cap_id twice" { // alone it is good
-					return
-				}
-				if code := r.refusedLinkCode(mockOptions{caps: "[" + c + "]", token: m.token}); code != link.CloseManifestInvalid {
-					t.Errorf("alone: close %d", code)
-				}
-			})
-		})
-	}
-	closes := map[string]struct {
+			m.kill()
+			if tt.name == "cap_id twice" { // alone it is good
+				continue
+			}
+			time.Sleep(time.Minute) // virtual: refused links are limited by address
+			if code := r.refusedLinkCode(mockOptions{caps: "[" + tt.cap + "]", token: m.token}); code != link.CloseManifestInvalid {
+				t.Errorf("%s, alone: close %d, want %d", tt.name, code, link.CloseManifestInvalid)
+			}
+		}
+	})
+}
+
+// An announce that is not one closes the link.
+func TestRFC0005AnnounceRefused(t *testing.T) {
+	t.Parallel()
+	echo := func() string { return capability(t, manifest.Echo()) }
+	tests := []struct {
+		name string
 		edit func(body string) string
 		code int
 	}{
-		"wrong hash":    {func(b string) string { return strings.Replace(b, `"manifest_sha256":"`, `"manifest_sha256":"0`, 1) }, link.CloseManifestInvalid},
-		"version":       {func(b string) string { return strings.Replace(b, `"manifest_version":1`, `"manifest_version":2`, 1) }, link.CloseManifestInvalid},
-		"none":          {func(string) string { return announceBody(`[]`) }, link.CloseManifestInvalid},
-		"no array":      {func(string) string { return announceBody(`{}`) }, link.CloseManifestInvalid},
-		"too many":      {func(string) string { return announceBody("[" + strings.Repeat(echo()+",", 32) + echo() + "]") }, link.CloseManifestInvalid},
-		"too large":     {func(string) string { return announceBody("[" + echo() + strings.Repeat(" ", link.MaxAnnounce) + "]") }, link.CloseTooLarge},
-		"an extra key":  {func(b string) string { return strings.Replace(b, "{", `{"x":1,`, 1) }, link.CloseManifestInvalid},
-		"a case":        {func(b string) string { return strings.Replace(b, "capabilities", "Capabilities", 1) }, link.CloseManifestInvalid},
-		"a second time": {func(b string) string { return b[:len(b)-1] + `,"manifest_version":1}` }, link.CloseBadFrame},
+		{"wrong hash", func(b string) string { return strings.Replace(b, `"manifest_sha256":"`, `"manifest_sha256":"0`, 1) }, link.CloseManifestInvalid},
+		{"version", func(b string) string { return strings.Replace(b, `"manifest_version":1`, `"manifest_version":2`, 1) }, link.CloseManifestInvalid},
+		{"none", func(string) string { return announceBody(`[]`) }, link.CloseManifestInvalid},
+		{"no array", func(string) string { return announceBody(`{}`) }, link.CloseManifestInvalid},
+		{"too many", func(string) string { return announceBody("[" + strings.Repeat(echo()+",", 32) + echo() + "]") }, link.CloseManifestInvalid},
+		{"too large", func(string) string { return announceBody("[" + echo() + strings.Repeat(" ", link.MaxAnnounce) + "]") }, link.CloseTooLarge},
+		{"an extra key", func(b string) string { return strings.Replace(b, "{", `{"x":1,`, 1) }, link.CloseManifestInvalid},
+		{"a case", func(b string) string { return strings.Replace(b, "capabilities", "Capabilities", 1) }, link.CloseManifestInvalid},
+		{"a second time", func(b string) string { return b[:len(b)-1] + `,"manifest_version":1}` }, link.CloseBadFrame},
 	}
-	for name, tt := range closes {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				if code := r.refusedLinkCode(mockOptions{announce: tt.edit}); code != tt.code {
-					t.Errorf("close %d, want %d", code, tt.code)
-				}
-			})
-		})
-	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, tt := range tests {
+			time.Sleep(time.Minute) // virtual: refused links are limited by address
+			if code := r.refusedLinkCode(mockOptions{announce: tt.edit}); code != tt.code {
+				t.Errorf("%s: close %d, want %d", tt.name, code, tt.code)
+			}
+		}
+	})
 }
 
 // A second announce replaces the manifest in one step.
@@ -198,38 +223,37 @@ func TestRFC0005Handshake(t *testing.T) {
 		"64 KiB and more":  {send: frame("auth", `{"token":"`+strings.Repeat("x", link.MaxFrame)+`"}`), code: link.CloseTooLarge},
 		"256 KiB and more": {send: strings.Repeat("x", link.MaxAnnounce+1), code: link.CloseTooLarge},
 	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				ws, err := r.websocket()
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer func() { _ = ws.Close() }()
-				start := time.Now()
-				typ := websocket.TextMessage
-				if tt.binary {
-					typ = websocket.BinaryMessage
-				}
-				if tt.send != "" {
-					go func() { _ = ws.WriteMessage(typ, []byte(tt.send)) }() // may be cut while it writes
-				}
-				_ = ws.SetReadDeadline(start.Add(time.Minute))
-				_, hello, err := ws.ReadMessage()
-				if err != nil || !strings.Contains(string(hello), `"type":"hello"`) {
-					t.Fatalf("hello: %s %v", hello, err)
-				}
-				_, _, err = ws.ReadMessage()
-				var ce *websocket.CloseError
-				if !errors.As(err, &ce) || ce.Code != tt.code {
-					t.Errorf("ended with %v, want close %d", err, tt.code)
-				}
-				if took := time.Since(start); took < tt.after || took > tt.after+time.Second {
-					t.Errorf("closed after %s, want %s", took, tt.after)
-				}
-			})
-		})
-	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for name, tt := range tests {
+			time.Sleep(time.Minute) // virtual: refused links are limited by address
+			ws, err := r.websocket()
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			start := time.Now()
+			typ := websocket.TextMessage
+			if tt.binary {
+				typ = websocket.BinaryMessage
+			}
+			if tt.send != "" {
+				go func() { _ = ws.WriteMessage(typ, []byte(tt.send)) }() // may be cut while it writes
+			}
+			_ = ws.SetReadDeadline(start.Add(time.Minute))
+			_, hello, err := ws.ReadMessage()
+			if err != nil || !strings.Contains(string(hello), `"type":"hello"`) {
+				t.Fatalf("%s: hello: %s %v", name, hello, err)
+			}
+			_, _, err = ws.ReadMessage()
+			var ce *websocket.CloseError
+			if !errors.As(err, &ce) || ce.Code != tt.code {
+				t.Errorf("%s: ended with %v, want close %d", name, err, tt.code)
+			}
+			if took := time.Since(start); took < tt.after || took > tt.after+time.Second {
+				t.Errorf("%s: closed after %s, want %s", name, took, tt.after)
+			}
+			_ = ws.Close()
+		}
+	})
 }
 
 // RFC-0005 §5: which tokens a device may link with, and with which install.

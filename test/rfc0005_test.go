@@ -66,9 +66,11 @@ func TestRFC0005Arguments(t *testing.T) {
 	})
 }
 
-// RFC-0005 §4, §6: a thousand messages come back as they went, in bytes that the device chose.
+// RFC-0005 §4, §6: messages of all printable characters come back as they went, in bytes that the device
+// chose.
 func TestRFC0005Verbatim(t *testing.T) {
 	t.Parallel()
+	const messages = 300
 	bubble(t, func(t *testing.T, r *testRelay) {
 		m := r.device(mockOptions{script: func(m *mockDevice) func(string, link.Cmd) {
 			return func(id string, c link.Cmd) {
@@ -80,7 +82,7 @@ func TestRFC0005Verbatim(t *testing.T) {
 		}})
 		rng := rand.New(rand.NewPCG(5, 9))
 		ids := make(map[string]bool)
-		for i := range 1000 {
+		for i := range messages {
 			b := make([]byte, rng.IntN(200))
 			for j := range b {
 				b[j] = byte(0x20 + rng.IntN(0x5f))
@@ -98,8 +100,8 @@ func TestRFC0005Verbatim(t *testing.T) {
 			}
 			ids[c.MsgID] = true
 		}
-		if len(ids) != 1000 {
-			t.Errorf("%d commands", len(ids))
+		if len(ids) != messages {
+			t.Errorf("%d commands, want %d", len(ids), messages)
 		}
 		for _, line := range r.audit() { // the device reported 2025 each time
 			if !strings.HasPrefix(line["ts"], "2026-11-20T") {
@@ -221,27 +223,27 @@ func TestRFC0005BadResults(t *testing.T) {
 // A cmd_ack that is none ends the link (4400), and with it the call.
 func TestRFC0005BadAcks(t *testing.T) {
 	t.Parallel()
-	for name, payload := range map[string]string{
+	payloads := map[string]string{
 		"no result": `{"ok":true}`, "both": `{"ok":true,"result":{},"code":"E_INTERNAL"}`, "neither": `{"ok":false}`,
 		"an alias":      `{"ok":false,"code":"E_TIMEOUT"}`,
 		"a long detail": `{"ok":false,"code":"E_INTERNAL","detail":"` + strings.Repeat("a", 201) + `"}`,
 		"an extra key":  `{"ok":false,"code":"E_INTERNAL","x":1}`, "another case": `{"OK":false,"code":"E_INTERNAL"}`,
 		"twice": `{"ok":false,"ok":true,"result":{},"code":"E_INTERNAL"}`, "no object": `[]`, "text": `{"ok":"true","result":{}}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				m := r.device(mockOptions{script: func(m *mockDevice) func(string, link.Cmd) {
-					return func(id string, _ link.Cmd) {
-						_ = m.write(`{"type":"cmd_ack","msg_id":"` + manifest.NewULID() + `","in_reply_to":"` + id + `","payload":` + payload + `}`)
-					}
-				}})
-				r.wantRefusal(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
-				if code := m.waitClosed(); code != link.CloseBadFrame {
-					t.Errorf("close %d", code)
-				}
-			})
-		})
 	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for name, payload := range payloads {
+			t.Log("the cmd_ack of this case:", name) // shown if one fails
+			m := r.device(mockOptions{script: func(m *mockDevice) func(string, link.Cmd) {
+				return func(id string, _ link.Cmd) {
+					_ = m.write(`{"type":"cmd_ack","msg_id":"` + manifest.NewULID() + `","in_reply_to":"` + id + `","payload":` + payload + `}`)
+				}
+			}})
+			r.wantRefusal(r.call(m.echoTool(), text("x")), http.StatusServiceUnavailable, manifest.NodeOffline)
+			if code := m.waitClosed(); code != link.CloseBadFrame {
+				t.Errorf("%s: close %d, want %d", name, code, link.CloseBadFrame)
+			}
+		}
+	})
 }
 
 // RFC-0005 §6.8: answers find their callers by in_reply_to, in whatever order they come; an

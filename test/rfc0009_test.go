@@ -2,7 +2,6 @@ package test
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -221,62 +220,60 @@ func TestRFC0009NoSample(t *testing.T) {
 	broken := func(brk string) func(string) string {
 		return func(good string) string { return strings.Replace(good, ",", ","+brk+brk, 1) }
 	}
-	for name, make := range map[string]func(good string) string{
+	samples := map[string]func(good string) string{
 		"LF": broken("\n"), "CR": broken("\r"), "CRLF": broken("\r\n"),
 		"null": func(string) string { return "null" }, "array": func(good string) string { return "[" + good + "]" },
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				m := r.device(mockOptions{})
-				s := m.subscribe(`{}`)
-				s.metric(time.Second)
-				m.metric(m.lastStream(), 2, make(m.sample(2)))
-				if code := m.waitClosed(); code != link.CloseBadFrame {
-					t.Errorf("close %d", code)
-				}
-				if n, _ := s.waitEnd(sse.DeviceOffline, time.Second); n != 0 {
-					t.Errorf("%d more frames", n)
-				}
-			})
-		})
 	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for name, sample := range samples {
+			m := r.device(mockOptions{})
+			s := m.subscribe(`{}`)
+			s.metric(time.Second)
+			m.metric(m.lastStream(), 2, sample(m.sample(2)))
+			if code := m.waitClosed(); code != link.CloseBadFrame {
+				t.Errorf("%s: close %d, want %d", name, code, link.CloseBadFrame)
+			}
+			if n, _ := s.waitEnd(sse.DeviceOffline, time.Second); n != 0 {
+				t.Errorf("%s: %d more frames", name, n)
+			}
+		}
+	})
 }
 
 // RFC-0009 §5.2: a ping every 25 s from the opening, whatever the cadence, and also when
 // the device says nothing.
 func TestRFC0009Ping(t *testing.T) {
 	t.Parallel()
-	for _, args := range []string{`{"interval_ms":1000}`, `{"interval_ms":60000}`, `{"interval_ms":7000}`} {
-		for _, silent := range []bool{false, true} {
-			t.Run(fmt.Sprint(args, silent), func(t *testing.T) {
-				bubble(t, func(t *testing.T, r *testRelay) {
-					m := r.device(mockOptions{cadence: !silent})
-					s := m.subscribe(args)
-					opened := time.Now()
-					s.metric(time.Second)
-					for i := 1; i <= 3; {
-						if ev := s.next(26 * time.Second); ev.Type == "metric" {
-							continue
-						} else if ev.Type != "ping" || string(ev.Data) != "{}" {
-							t.Fatalf("got %s %s", ev.Type, ev.Data)
-						}
-						if at := time.Since(opened) - time.Duration(i)*25*time.Second; at < -time.Second || at > time.Second {
-							t.Errorf("ping %d came after %s", i, time.Since(opened))
-						}
-						i++
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for _, args := range []string{`{"interval_ms":1000}`, `{"interval_ms":60000}`, `{"interval_ms":7000}`} {
+			for _, silent := range []bool{false, true} {
+				t.Log("the stream of this case:", args, "silent:", silent) // shown if one fails
+				m := r.device(mockOptions{cadence: !silent})
+				s := m.subscribe(args)
+				opened := time.Now()
+				s.metric(time.Second)
+				for i := 1; i <= 3; {
+					if ev := s.next(26 * time.Second); ev.Type == "metric" {
+						continue
+					} else if ev.Type != "ping" || string(ev.Data) != "{}" {
+						t.Fatalf("got %s %s", ev.Type, ev.Data)
 					}
-					m.kill()
-					s.waitEnd(sse.DeviceOffline, time.Second)
-				})
-			})
+					if at := time.Since(opened) - time.Duration(i)*25*time.Second; at < -time.Second || at > time.Second {
+						t.Errorf("ping %d came after %s", i, time.Since(opened))
+					}
+					i++
+				}
+				m.kill()
+				s.waitEnd(sse.DeviceOffline, time.Second)
+			}
 		}
-	}
+	})
 }
 
 // RFC-0009 §7, §9 fixture 3: however the device goes, the stream ends with 4503.
 func TestRFC0009DeviceGone(t *testing.T) {
 	t.Parallel()
-	for name, go1 := range map[string]func(m *mockDevice){
+	ends := map[string]func(m *mockDevice){
 		"reset": func(m *mockDevice) { m.kill() },
 		"close": func(m *mockDevice) { _ = m.ws.Close() },
 		"stream_end": func(m *mockDevice) {
@@ -284,18 +281,19 @@ func TestRFC0009DeviceGone(t *testing.T) {
 		},
 		"garbage": func(m *mockDevice) { _ = m.write("garbage") },
 		"silence": func(m *mockDevice) { m.deaf.Store(true); time.Sleep(3 * time.Minute) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, r *testRelay) {
-				m := r.device(mockOptions{})
-				s := m.subscribe(`{}`)
-				s.metric(time.Second)
-				go1(m)
-				s.waitEnd(sse.DeviceOffline, 2*time.Second)
-				r.waitAudited("decision=close", "reason=close=4503")
-			})
-		})
 	}
+	bubble(t, func(t *testing.T, r *testRelay) {
+		for name, end := range ends {
+			t.Log("the end of this case:", name) // shown if one fails
+			m := r.device(mockOptions{})
+			s := m.subscribe(`{}`)
+			s.metric(time.Second)
+			end(m)
+			s.waitEnd(sse.DeviceOffline, 2*time.Second)
+			r.waitAudited("decision=close", "reason=close=4503", "node_id="+m.node)
+			m.kill()
+		}
+	})
 }
 
 // RFC-0009 §7: a relay that stops ends its streams with 1000, and the device links after.

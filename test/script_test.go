@@ -23,7 +23,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -40,7 +39,7 @@ import (
 //	halt NAME [CODE]               (stop is testscript's own, and ends a script) SIGTERM, and wants this exit code (0); NAME.out and
 //	                               NAME.err then hold what it printed
 //	until REGEXP command...        repeats it until its stdout is like this
-//	build FILE PACKAGE             go build -o FILE PACKAGE, at the root of the sources, which is $ROOT
+//	build FILE PACKAGE             builds the program of a package of this module; $ROOT is the root of the sources
 //	ca                             makes ca.pem, cert.pem and key.pem for 127.0.0.1
 //	activate SOCKET command...     starts the command for each connection, as its stdin, as systemd does
 //	fakerelay NAME FILE [STATUS]   serves FILE as the stream of every call, or as the whole
@@ -58,7 +57,7 @@ func TestScript(t *testing.T) {
 				return err
 			}
 			e.Defer(func() { _ = os.RemoveAll(run) })
-			d := &daemons{byName: make(map[string]*daemon)}
+			d := &daemons{byName: make(map[string]*process)}
 			e.Values[daemonsKey{}] = d
 			e.Defer(d.killAll)
 			root, err := filepath.Abs("..")
@@ -86,29 +85,23 @@ func TestScript(t *testing.T) {
 	})
 }
 
-type daemonsKey struct{}
-
+// daemons are the programs that a script runs in the background, by the name that it gave them.
 type daemons struct {
-	mu     sync.Mutex
-	byName map[string]*daemon
+	mu     sync.Mutex // protects byName: a script that fails ends them from another goroutine
+	byName map[string]*process
 }
 
-type daemon struct {
-	cmd      *exec.Cmd
-	out, err *buffer
-	ended    chan struct{}
-	code     int
-}
+type daemonsKey struct{} // of a script's *daemons
 
 func (d *daemons) killAll() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.byName {
-		_ = p.cmd.Process.Kill()
-		<-p.ended
+		p.kill()
 	}
 }
 
+// command returns a command with the script's directory and the variables that agentctl reads.
 func command(ts *testscript.TestScript, args []string) *exec.Cmd {
 	path, err := exec.LookPath(args[0])
 	if args[0] == "agentctl" {
@@ -186,35 +179,20 @@ func cmdDaemon(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	re, err := regexp.Compile(args[1])
 	ts.Check(err)
-	p := &daemon{cmd: command(ts, args[2:]), out: new(buffer), err: new(buffer), ended: make(chan struct{})}
-	p.cmd.Stdout, p.cmd.Stderr = p.out, p.err
-	ts.Check(p.cmd.Start())
-	go func() {
-		p.code = exitCode(p.cmd.Wait())
-		close(p.ended)
-	}()
+	p, err := startCommand(command(ts, args[2:]))
+	ts.Check(err)
 	d := ts.Value(daemonsKey{}).(*daemons)
 	d.mu.Lock()
 	d.byName[args[0]] = p
 	d.mu.Unlock()
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		for line := range strings.Lines(p.out.String() + p.err.String()) {
-			if re.MatchString(line) {
-				setenvs(ts, args[0], line)
-				return
-			}
-		}
-		select {
-		case <-p.ended:
-			ts.Fatalf("%s ended with %d\n%s%s", args[0], p.code, p.out, p.err)
-		default:
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("%s did not get ready\n%s%s", args[0], p.out, p.err)
-		}
+	line, err := p.waitLine(re.MatchString)
+	if err != nil {
+		ts.Fatalf("%s: wait for a line like %s: %v", args[0], args[1], err)
 	}
+	setenvs(ts, args[0], line)
 }
 
+// setenvs sets NAME_KEY for each string in a line of JSON.
 func setenvs(ts *testscript.TestScript, name, line string) {
 	var m map[string]any
 	if json.Unmarshal([]byte(line), &m) != nil {
@@ -239,13 +217,9 @@ func cmdHalt(ts *testscript.TestScript, neg bool, args []string) {
 	if p == nil {
 		ts.Fatalf("no daemon %s", args[0])
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.ended:
-	case <-time.After(patience):
-		_ = p.cmd.Process.Kill()
-		<-p.ended
-		ts.Fatalf("%s did not end\n%s%s", args[0], p.out, p.err)
+	code, err := p.exit()
+	if err != nil {
+		ts.Fatalf("%s: %v", args[0], err)
 	}
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]+".out"), []byte(p.out.String()), 0o600))
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]+".err"), []byte(p.err.String()), 0o600))
@@ -253,8 +227,8 @@ func cmdHalt(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) > 1 {
 		want = args[1]
 	}
-	if strconv.Itoa(p.code) != want {
-		ts.Fatalf("%s ended with %d, want %s\n%s%s", args[0], p.code, want, p.out, p.err)
+	if strconv.Itoa(code) != want {
+		ts.Fatalf("%s ended with %d, want %s\n%s%s", args[0], code, want, p.out, p.err)
 	}
 }
 
@@ -264,31 +238,31 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	re, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		var out, errs bytes.Buffer
+	var out, errs bytes.Buffer
+	// Each attempt starts a process, which costs more than what it waits for.
+	ok := poll(100*time.Millisecond, func() bool {
+		out.Reset()
+		errs.Reset()
 		cmd := command(ts, args[1:])
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		_ = cmd.Run()
-		if re.Match(out.Bytes()) {
-			_, _ = ts.Stdout().Write(out.Bytes())
-			return
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("%s passed without %s\n%s%s", patience, args[0], &out, &errs)
-		}
+		return re.Match(out.Bytes())
+	})
+	if !ok {
+		ts.Fatalf("%s passed without %s\n%s%s", patience, args[0], &out, &errs)
 	}
+	_, _ = ts.Stdout().Write(out.Bytes())
 }
 
 func cmdBuild(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: build FILE PACKAGE")
 	}
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", ts.MkAbs(args[0]), args[1])
-	cmd.Dir = ts.Getenv("ROOT")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		ts.Fatalf("%v\n%s", err, out)
-	}
+	path, err := builtPackage(args[1])
+	ts.Check(err)
+	// By another process: one that this process forks meanwhile would hold the file open for writing,
+	// and the kernel starts no such program (ETXTBSY).
+	ts.Check(exec.Command("cp", path, ts.MkAbs(args[0])).Run())
 }
 
 func cmdCA(ts *testscript.TestScript, _ bool, _ []string) {

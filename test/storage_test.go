@@ -105,10 +105,8 @@ func (d *diskRelay) ready() diskAnswer { d.t.Helper(); return d.request("GET", d
 // await waits for patience at most. On an idle machine every fault shows, and is gone, within 10 s.
 func (d *diskRelay) await(what string, ok func() bool) {
 	d.t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(end) {
-			d.t.Fatalf("%s passed without: %s", patience, what)
-		}
+	if !poll(100*time.Millisecond, ok) {
+		d.t.Fatalf("%s passed without: %s", patience, what)
 	}
 }
 

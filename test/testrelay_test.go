@@ -1,7 +1,6 @@
 package test
 
 import (
-	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -15,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -349,19 +349,19 @@ func (r *testRelay) audit() []map[string]string {
 // waitAudited waits for an audit line that has all of want ("key=value").
 func (r *testRelay) waitAudited(want ...string) {
 	r.t.Helper()
+	var read int64 // size of the file when it was read last
 	eventually(r.t, "audit line with "+strings.Join(want, " "), func() bool {
-		for _, m := range r.audit() {
-			n := 0
-			for _, w := range want {
-				if k, v, _ := strings.Cut(w, "="); m[k] == v {
-					n++
-				}
-			}
-			if n == len(want) {
-				return true
-			}
+		info, err := os.Stat(filepath.Join(r.dir, "audit.jsonl"))
+		if err != nil || info.Size() == read {
+			return false
 		}
-		return false
+		read = info.Size()
+		return slices.ContainsFunc(r.audit(), func(line map[string]string) bool {
+			return !slices.ContainsFunc(want, func(pair string) bool {
+				k, v, _ := strings.Cut(pair, "=")
+				return line[k] != v
+			})
+		})
 	})
 }
 
@@ -374,32 +374,23 @@ func (r *testRelay) within(d time.Duration) time.Duration {
 	return max(d, patience)
 }
 
-// eventually waits until ok, for patience at most.
+// eventually waits until ok, for patience at most. It is for what nobody can be notified of, such as an
+// answer of the relay that changes.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s passed without: %s", patience, what)
-		}
+	if !poll(5*time.Millisecond, ok) {
+		t.Fatalf("%s passed without: %s", patience, what)
 	}
 }
 
-// buffer is a bytes.Buffer for several goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+// poll calls ok at an interval until it is true. It gives up after patience.
+func poll(interval time.Duration, ok func() bool) bool {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(interval) {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
 }
 
 // memoryListener is a listener whose connections are in memory.

@@ -31,9 +31,9 @@ func TestTranscript(t *testing.T) {
 	if err != nil && !*update {
 		t.Fatal(err)
 	}
-	bin := filepath.Join(t.TempDir(), "notes")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	bin, err := builtPackage("agentctl/docs/examples/notes")
+	if err != nil {
+		t.Fatal(err)
 	}
 	for plugin, attach := range map[string]func(*testing.T, *kernel.Kernel, string) (watched func() bool){
 		"inproc": attachNotes, "process": attachProcess, "socket": attachSocket,

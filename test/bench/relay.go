@@ -32,7 +32,7 @@ type relayProc struct {
 
 // relayOptions of startRelay.
 type relayOptions struct {
-	devices int // tokens to mint
+	devices int // device tokens to create
 	tls     bool
 	class   string   // of the agent's token; "": agent
 	onCore  bool     // on the servers' core only
@@ -45,7 +45,7 @@ func (b *bench) startRelay(name string, o relayOptions) (*relayProc, error) {
 	if err := os.MkdirAll(r.state, 0o700); err != nil {
 		return nil, err
 	}
-	if err := r.mint(b, o); err != nil {
+	if err := r.createTokens(b, o); err != nil {
 		return nil, err
 	}
 	return r, r.run(b, name, o)
@@ -87,7 +87,8 @@ func (r *relayProc) run(b *bench, name string, o relayOptions) error {
 	return nil
 }
 
-func (r *relayProc) mint(b *bench, o relayOptions) error {
+// createTokens creates the token of a client, and those of boards in a file, one a line.
+func (r *relayProc) createTokens(b *bench, o relayOptions) error {
 	devices := o.devices
 	out, err := output(b.ctx, b.agentctl, "token", "create", "--state-dir", r.state, "--class", cmp.Or(o.class, "agent"), "--ttl", "24h")
 	if err != nil {

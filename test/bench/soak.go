@@ -61,7 +61,7 @@ func soak(ctx context.Context, dir string, args []string) error {
 		return err
 	}
 	if *length < time.Minute {
-		return fmt.Errorf("a soak of %s shows nothing; a minute is the least", *length)
+		return fmt.Errorf("a soak of %s shows nothing; it takes a minute at least", *length)
 	}
 	var err error
 	if b.agentctl, err = filepath.Abs(b.agentctl); err != nil {
@@ -89,7 +89,7 @@ func (s *soaker) open() (err error) {
 	if err := os.MkdirAll(s.relay.state, 0o700); err != nil {
 		return err
 	}
-	if err := s.relay.mint(s.bench, relayOptions{devices: soakBoards}); err != nil {
+	if err := s.relay.createTokens(s.bench, relayOptions{devices: soakBoards}); err != nil {
 		return err
 	}
 	all, err := os.ReadFile(s.relay.tokens)
@@ -144,7 +144,7 @@ func (s *soaker) close() {
 	}
 }
 
-// run keeps callers, readers and the monkey busy for that long, then lets all of them go.
+// run keeps callers, readers and the random kills going for that long, then ends all of them.
 func (s *soaker) run(length time.Duration) error {
 	ctx, cancel := context.WithTimeout(s.ctx, length)
 	defer cancel()
