@@ -218,7 +218,7 @@ func TestForeignUser(t *testing.T) {
 	ask := func(path string) string {
 		cmd := exec.Command(exe)
 		cmd.Dir = dir
-		cmd.Env = []string{"CONTROL_TEST_CHILD=client:" + path}
+		cmd.Env = []string{"CONTROL_TEST_CHILD=client:" + path, "GORACE=atexit_sleep_ms=0"}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -60,6 +60,7 @@ type Client struct {
 	rpc   *jrpc2.Client
 	ch    *clientChannel
 	hello Hello
+	page  int // historyPage; a test has less
 }
 
 // ErrDiskHung reports a state directory whose disk does not answer. A process that used it could not
@@ -108,7 +109,7 @@ func (o DialOptions) Dial(ctx context.Context, path string) (*Client, error) {
 // open says hello on a new connection.
 func (o DialOptions) open(ctx context.Context, nc net.Conn) (*Client, error) {
 	ch := &clientChannel{wire: newWire(nc, maxAnswer), onEvent: o.OnEvent, ended: make(chan struct{})}
-	c := &Client{rpc: jrpc2.NewClient(ch, nil), ch: ch}
+	c := &Client{rpc: jrpc2.NewClient(ch, nil), ch: ch, page: historyPage}
 	p := HelloParams{
 		AppVersion:      cmp.Or(o.AppVersion, "agentctl"),
 		ProtocolVersion: ProtocolVersion,
@@ -233,9 +234,9 @@ func (c *Client) History(ctx context.Context, q HistoryQuery) ([]HistoryItem, er
 func (c *Client) HistoryEach(ctx context.Context, q HistoryQuery, fn func(HistoryItem) error) error {
 	left := q.Limit
 	for first := true; ; first = false {
-		q.Limit = historyPage
+		q.Limit = c.page
 		if left > 0 {
-			q.Limit = min(left, historyPage)
+			q.Limit = min(left, c.page)
 		}
 		items, err := c.History(ctx, q)
 		if err != nil {

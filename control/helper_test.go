@@ -339,7 +339,8 @@ func (p *peer) take(method string) (out []msg) {
 	return out
 }
 
-// checkSnakeCase holds every key the server says against the document's rule.
+// checkSnakeCase checks that keys of the server are snake_case, as docs/control.md says. The elements of a
+// long list have the same keys, so it looks at the first hundred.
 func checkSnakeCase(t testing.TB, v any) {
 	t.Helper()
 	switch v := v.(type) {
@@ -351,7 +352,7 @@ func checkSnakeCase(t testing.TB, v any) {
 			checkSnakeCase(t, e)
 		}
 	case []any:
-		for _, e := range v {
+		for _, e := range v[:min(len(v), 100)] {
 			checkSnakeCase(t, e)
 		}
 	}

@@ -5,7 +5,6 @@ package control
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -218,7 +217,7 @@ var errBug = errors.New("a bug")
 // TestHistoryStream checks that a long answer has the length that its header announced,
 // whatever the history returns in the second pass.
 func TestHistoryStream(t *testing.T) {
-	const from, n = bubbleStart - 20_000_000, 16_000
+	const from, n = bubbleStart - 20_000_000, 7_000 // with four modules they are longer than maxKeptAnswer
 	all := seconds(from, n)
 	longer := append(tape(nil), all...)
 	for i := range longer {
@@ -255,7 +254,7 @@ func TestHistoryStream(t *testing.T) {
 			}}
 			inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
 				p := r.peer().hello(bridge) // so that events want to come in between
-				body := fmt.Sprintf(`{"jsonrpc":"2.0","id":"stream me","method":"query_history","params":{"from_ts":%d,"to_ts":0}}`, from-200_000)
+				body := fmt.Sprintf(`{"jsonrpc":"2.0","id":"stream me","method":"query_history","params":{"from_ts":%d,"to_ts":0,"modules":["cpu","mem","disk","load"]}}`, from-200_000)
 				if err := p.send(body); err != nil {
 					t.Fatal(err)
 				}
@@ -311,7 +310,7 @@ func TestHistoryTooLong(t *testing.T) {
 	}}
 	inBubble(t, Options{History: endless}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
-		m := p.call("query_history", `{"from_ts":0,"to_ts":400000000}`)
+		m := p.call("query_history", `{"from_ts":0,"to_ts":400000000,"modules":["cpu","mem","disk","load"]}`)
 		if m.code() != CodeInvalidParams || m.field() != "step_ms" {
 			t.Fatalf("got %v", m)
 		}
@@ -326,7 +325,7 @@ func TestHistoryTooLong(t *testing.T) {
 		n := 0
 		for id, body := range []string{
 			`"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t"}`,
-			fmt.Sprintf(`"method":"query_history","params":{"from_ts":0,"to_ts":400000000,"step_ms":%d}`, step),
+			fmt.Sprintf(`"method":"query_history","params":{"from_ts":0,"to_ts":400000000,"modules":["cpu","mem","disk","load"],"step_ms":%d}`, step),
 		} {
 			nc.Write(frame(fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%d,%s}`, id+1, body)))
 			var err error
@@ -346,7 +345,7 @@ func TestHistoryTooLong(t *testing.T) {
 // TestOneLongAnswer checks that a client which reads a long answer slowly delays other long
 // answers only, and for at most a minute.
 func TestOneLongAnswer(t *testing.T) {
-	h := seconds(bubbleStart-100_000_000, 20_000)
+	h := seconds(bubbleStart-100_000_000, 13_000) // longer than maxKeptAnswer
 	const long, short = `{"from_ts":0,"to_ts":0}`, `{"from_ts":0,"to_ts":0,"limit":10}`
 	inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
@@ -427,57 +426,84 @@ func TestHalfClosedClientIsAnswered(t *testing.T) {
 	}
 }
 
-func TestClientHistory(t *testing.T) {
-	h := seconds(1_700_000_000_000, 5_000)
-	h[3].Readings = []prober.Reading{readingOf("power.throttled", 1), readingOf("wear.pre_eol", 2), readingOf("network.errors_in", 3)}
+// dialHistory is a client of a daemon with this history.
+func dialHistory(t *testing.T, h History) *Client {
+	t.Helper()
 	r := onSocket(t, Options{History: h})
 	c, err := Dial(t.Context(), r.srv.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	all, err := c.History(t.Context(), HistoryQuery{Modules: []string{"cpu", "power", "wear", "network"}})
-	if err != nil || len(all) != len(h) || all[7].TS != h[7].TS || !maps.Equal(all[7].Values, map[string]float64{"cpu.usage_percent": h[7].Sample.CPUPct}) {
-		t.Fatalf("got %d items, %v", len(all), err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// An item has the values of the modules that were asked for, by their keys.
+func TestClientHistory(t *testing.T) {
+	h := seconds(1_700_000_000_000, 5)
+	h[3].Readings = []prober.Reading{readingOf("power.throttled", 1), readingOf("wear.pre_eol", 2), readingOf("network.errors_in", 3)}
+	got, err := dialHistory(t, h).History(t.Context(), HistoryQuery{Modules: []string{"cpu", "power", "wear", "network"}})
+	if err != nil || len(got) != len(h) {
+		t.Fatalf("got %d items, %v, want %d", len(got), err, len(h))
 	}
-	if x := all[3]; !maps.Equal(x.Values, map[string]float64{"cpu.usage_percent": h[3].Sample.CPUPct,
-		"power.throttled": 1, "wear.pre_eol": 2, "network.errors_in": 3}) {
-		b, _ := json.Marshal(x)
-		t.Errorf("item 3 is %s", b)
+	for i, item := range got {
+		want := map[string]float64{"cpu.usage_percent": h[i].Sample.CPUPct}
+		for _, r := range h[i].Readings {
+			want[r.Key] = r.Value
+		}
+		if item.TS != h[i].TS || !maps.Equal(item.Values, want) {
+			t.Errorf("item %d is %+v, want %v at %d", i, item, want, h[i].TS)
+		}
 	}
-	for _, tt := range []HistoryQuery{
+}
+
+// HistoryEach returns in pages what History returns at once.
+func TestClientHistoryPages(t *testing.T) {
+	const page = 20
+	h := seconds(1_700_000_000_000, 50)
+	c := dialHistory(t, h)
+	c.page = page
+	tests := []HistoryQuery{
 		{},
-		{ToMS: h[4500].TS},
-		{FromMS: h[100].TS + 1, ToMS: h[100+historyPage].TS},
-		{FromMS: h[100].TS, ToMS: h[99+historyPage].TS},
+		{ToMS: h[45].TS},
+		{FromMS: h[10].TS + 1, ToMS: h[10+page].TS}, // a page
+		{FromMS: h[10].TS, ToMS: h[9+page].TS},
 		{StepMS: 2000},
-		{StepMS: 7000, ToMS: h[4500].TS},
+		{StepMS: 7000, ToMS: h[45].TS},
 		{Limit: 1},
-		{Limit: 2 * historyPage},
-		{Limit: historyPage + 1, StepMS: 2000},
-		{FromMS: 1, ToMS: 2},
-	} {
-		tt.Modules = []string{"cpu"}
-		want, err := c.History(t.Context(), tt)
+		{Limit: 2 * page},
+		{Limit: page + 1, StepMS: 2000},
+	}
+	for _, q := range tests {
+		want, err := c.History(t.Context(), q)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var got []HistoryItem
-		err = c.HistoryEach(t.Context(), tt, func(x HistoryItem) error {
+		err = c.HistoryEach(t.Context(), q, func(x HistoryItem) error {
 			got = append(got, x)
 			return nil
 		})
-		if tt.ToMS == 2 { // a snapshot each
-			want, got = want[:1], got[:1]
-			want[0].TS = got[0].TS
-		}
 		same := func(a, b HistoryItem) bool { return a.TS == b.TS && maps.Equal(a.Values, b.Values) }
 		if err != nil || !slices.EqualFunc(got, want, same) {
-			t.Errorf("%+v: in parts %d items, at once %d, %v", tt, len(got), len(want), err)
+			t.Errorf("%+v: %d items in pages, %v, want the %d of one answer", q, len(got), err, len(want))
 		}
 	}
+}
+
+// An empty window has one item in pages as well: the newest readings.
+func TestClientHistoryOfEmptyWindow(t *testing.T) {
+	n := 0
+	err := dialHistory(t, seconds(1_700_000_000_000, 5)).HistoryEach(t.Context(), HistoryQuery{FromMS: 1, ToMS: 2}, func(HistoryItem) error { n++; return nil })
+	if err != nil || n != 1 {
+		t.Errorf("got %d items, %v, want one", n, err)
+	}
+}
+
+func TestClientHistoryStops(t *testing.T) {
 	enough := errors.New("enough")
-	if err := c.HistoryEach(t.Context(), HistoryQuery{}, func(HistoryItem) error { return enough }); err != enough {
-		t.Errorf("fn's error becomes %v", err)
+	err := dialHistory(t, seconds(1_700_000_000_000, 5)).HistoryEach(t.Context(), HistoryQuery{}, func(HistoryItem) error { return enough })
+	if err != enough {
+		t.Errorf("got %v, want the error of fn", err)
 	}
 }

@@ -68,6 +68,9 @@ func TestHostileClient(t *testing.T) {
 
 	last := before
 	for _, a := range attacks() {
+		if raceEnabled && !a.inRace {
+			continue
+		}
 		begun := time.Now()
 		a.run(t, path)
 		ask()
@@ -85,16 +88,19 @@ func TestHostileClient(t *testing.T) {
 	}
 }
 
+// attack is what a hostile client does. inRace: also with the race detector, which is slow. One of
+// each sort is enough for it to see the code; `make test-slow` runs all without it.
 type attack struct {
-	name string
-	run  func(*testing.T, string)
+	name   string
+	inRace bool
+	run    func(*testing.T, string)
 }
 
 // attacks is a function, so that the daemon, which is the same binary, has no heap of
 // their messages, in whose shadow more would grow before it is collected.
 func attacks() []attack {
 	return []attack{
-		{"1,000 connects", func(t *testing.T, path string) {
+		{"1,000 connects", false, func(t *testing.T, path string) {
 			var held []net.Conn
 			for range 1000 {
 				if nc, err := net.Dial("unix", path); err == nil {
@@ -105,27 +111,27 @@ func attacks() []attack {
 				nc.Close()
 			}
 		}},
-		{"64 MB header line", func(t *testing.T, path string) { flood(path, "", "a", 64) }},
-		{"64 MB of header lines", func(t *testing.T, path string) { flood(path, "", "a: b\r\n", 64) }},
-		{"64 MB body announced and sent", func(t *testing.T, path string) { flood(path, "Content-Length: 67108864\r\n\r\n", "x", 64) }},
-		{"1 MiB messages of blanks", each(20, `{"jsonrpc":"2.0","id":1,`+strings.Repeat(" ", 1<<20-100)+`"method":"snapshot"}`)},
-		{"1 MiB messages of one string", each(20, `{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{"a":"`+strings.Repeat("x", 1<<20-100)+`"}}`)},
-		{"1 MiB messages of brackets", each(20, strings.Repeat("[", 1<<20))},
-		{"1 MiB messages of small objects", each(20, "["+strings.Repeat("{},", 349000)+"{}]")},
-		{"1 MiB messages of keys", each(20, manyKeys(1<<20-100))},
-		{"60 KiB messages of keys", each(200, manyKeys(60<<10))},
-		{"60 KiB messages of commas", each(200, `{"jsonrpc":"2.0","id":1,"method":"start","params":{"modules":[1`+strings.Repeat(",1", 4000)+`]}}`)},
-		{"1 MiB messages half sent", func(t *testing.T, path string) {
+		{"64 MB header line", false, func(t *testing.T, path string) { flood(path, "", "a", 64) }},
+		{"64 MB of header lines", true, func(t *testing.T, path string) { flood(path, "", "a: b\r\n", 64) }},
+		{"64 MB body announced and sent", false, func(t *testing.T, path string) { flood(path, "Content-Length: 67108864\r\n\r\n", "x", 64) }},
+		{"1 MiB messages of blanks", false, each(20, `{"jsonrpc":"2.0","id":1,`+strings.Repeat(" ", 1<<20-100)+`"method":"snapshot"}`)},
+		{"1 MiB messages of one string", false, each(20, `{"jsonrpc":"2.0","id":1,"method":"snapshot","params":{"a":"`+strings.Repeat("x", 1<<20-100)+`"}}`)},
+		{"1 MiB messages of brackets", false, each(20, strings.Repeat("[", 1<<20))},
+		{"1 MiB messages of small objects", true, each(20, "["+strings.Repeat("{},", 349000)+"{}]")},
+		{"1 MiB messages of keys", false, each(20, manyKeys(1<<20-100))},
+		{"60 KiB messages of keys", false, each(200, manyKeys(60<<10))},
+		{"60 KiB messages of commas", false, each(200, `{"jsonrpc":"2.0","id":1,"method":"start","params":{"modules":[1`+strings.Repeat(",1", 4000)+`]}}`)},
+		{"1 MiB messages half sent", true, func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) { nc.Write([]byte("Content-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<19))) })
 		}},
-		{"long histories, read", func(t *testing.T, path string) {
+		{"long histories, read", false, func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) {
 				nc.SetDeadline(time.Now().Add(5 * attackTime))
 				nc.Write(longHistory)
 				io.CopyN(io.Discard, nc, 256<<10/historyDivisor)
 			})
 		}},
-		{"long histories, not read", func(t *testing.T, path string) {
+		{"long histories, not read", false, func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) {
 				for range 20 {
 					nc.Write(longHistory)
@@ -133,7 +139,7 @@ func attacks() []attack {
 				time.Sleep(300 * time.Millisecond)
 			})
 		}},
-		{"long histories, hung up on", func(t *testing.T, path string) {
+		{"long histories, hung up on", true, func(t *testing.T, path string) {
 			for range 5 {
 				all(path, func(nc net.Conn) {
 					nc.Write(longHistory)
@@ -141,7 +147,7 @@ func attacks() []attack {
 				})
 			}
 		}},
-		{"short histories", func(t *testing.T, path string) {
+		{"short histories", false, func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) {
 				for range 20 {
 					nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":1,"method":"query_history","params":{"from_ts":0,"to_ts":0,"limit":350}}`)))
@@ -149,8 +155,8 @@ func attacks() []attack {
 				io.Copy(io.Discard, nc)
 			})
 		}},
-		{"requests without reading", each(20000, `{"jsonrpc":"2.0","id":1,"method":"nope"}`)},
-		{"events without reading", func(t *testing.T, path string) {
+		{"requests without reading", false, each(20000, `{"jsonrpc":"2.0","id":1,"method":"nope"}`)},
+		{"events without reading", true, func(t *testing.T, path string) {
 			all(path, func(nc net.Conn) {
 				nc.Write(frame([]byte(`{"jsonrpc":"2.0","id":2,"method":"hello","params":{"app_version":"t","protocol_version":1,"token":"t","capabilities":["metrics_stream"]}}`)))
 				for range 500 {

@@ -159,7 +159,7 @@ func TestPathInTheWay(t *testing.T) {
 // TestStartTogether checks that one of several daemons that start on a stale socket gets it.
 func TestStartTogether(t *testing.T) {
 	path := filepath.Join(shortDir(t), "s")
-	for range 50 {
+	for range 20 {
 		ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
