@@ -112,7 +112,7 @@ func (h *hostile) Processes(_ context.Context, q inspect.ProcessQuery) inspect.P
 }
 
 // hostileMounts is how many filesystems a hostile machine has: some dozen pages.
-const hostileMounts = 1_000
+const hostileMounts = 300
 
 func (h *hostile) Disks(_ context.Context, skip int) inspect.Disks {
 	out := inspect.Disks{Total: hostileMounts, Filesystems: []inspect.Filesystem{}}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestMain runs the tests, or acts as journalctl: under the name of a scenario, because the helper
@@ -91,12 +90,11 @@ var scenarios = map[string]func() int{
 		child.Stdout, child.Stderr = os.Stdout, os.Stderr
 		_ = child.Start()
 		_ = os.WriteFile(filepath.Join(filepath.Dir(os.Args[0]), "child"), []byte(fmt.Sprint(child.Process.Pid)), 0o600)
-		time.Sleep(time.Hour)
-		return 0
+		select {} // until it is killed
 	},
 	"hugeline": func() int {
-		fmt.Print(testEntry(0, `"begin `+strings.Repeat("x", 20<<20)+`"`) + "\n")
-		fmt.Print(testEntry(1, `[`+strings.Repeat("120,", 1<<20)+`120]`) + "\n")
+		fmt.Print(testEntry(0, `"begin `+strings.Repeat("x", 2<<20)+`"`) + "\n")
+		fmt.Print(testEntry(1, `[`+strings.Repeat("120,", 1<<17)+`120]`) + "\n")
 		fmt.Println(testEntry(2, `"after it"`))
 		return 0
 	},
@@ -117,7 +115,7 @@ var scenarios = map[string]func() int{
 		return 0
 	},
 	"escapes": func() int {
-		for n := range 200 {
+		for n := range 20 { // a page has room for two
 			fmt.Println(testEntry(n, `"`+strings.Repeat(`\u0001`, 9000)+`"`))
 		}
 		return 0

@@ -96,7 +96,11 @@ func TestCheckAndSchemaAgree(t *testing.T) {
 	for _, kind := range kinds {
 		for _, class := range classes {
 			for _, v := range verbs {
-				for _, n := range []int{0, 1, 64, 65, 100, 101, 5000, 5001} {
+				numbers := []int{0, 1, 64, 65, 100, 101, 5000, 5001}
+				if class != ReadOnly { // refused whatever the numbers are
+					numbers = numbers[1:2]
+				}
+				for _, n := range numbers {
 					c := Capability{CapID: "a", Kind: kind, Verbs: v, SafetyClass: class, Constraints: Constraints{n, n, n}}
 					if len(v) > 0 {
 						c.SchemaRef = SchemaPrefix + kind + "." + v[0] + ".input@1.0.0"
