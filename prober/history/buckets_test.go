@@ -18,7 +18,7 @@ import (
 // cut buckets, and with the newest records in memory.
 func TestBucketsAgreeWithRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
-	records := often(15_000, 5_000)
+	records := often(15_000, 3_000)
 	for round := range often(20, 4) {
 		s, c := open(t, Options{Path: filepath.Join(quickDir(t), "history.db")})
 		isExact := round%4 == 3 // records at the last millisecond of each second, with all keys

@@ -89,11 +89,40 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// A series agrees with the rows of Query, whatever was flushed, for random records.
-func TestSeriesAgreesWithRows(t *testing.T) {
+// seriesStep is what a series aggregates: the values of a step by metric, from the rows.
+type seriesStep struct {
+	start       int64
+	cpu, errors []float64
+}
+
+// stepsOf groups all rows from a time to another, which is not included, by steps.
+func stepsOf(t *testing.T, s *Store, from, end, step int64) (steps []*seriesStep) {
+	t.Helper()
+	for _, row := range query(t, s, Query{FromMS: from, ToMS: end - 1}) {
+		start := row.TSMS - (row.TSMS-from)%step
+		if len(steps) == 0 || steps[len(steps)-1].start != start {
+			steps = append(steps, &seriesStep{start: start})
+		}
+		last := steps[len(steps)-1]
+		if row.HasSample {
+			last.cpu = append(last.cpu, row.Sample.CPUPct)
+		}
+		for _, r := range row.Modules {
+			if r.Key == "network.errors_in" {
+				last.errors = append(last.errors, r.Value)
+			}
+		}
+	}
+	return steps
+}
+
+// randomHistory has 1500 samples up to 4 s apart, with gaps of hours, readings in a fifth of them, and the
+// newest 250 in memory.
+func randomHistory(t *testing.T) (*Store, *fakeClock) {
+	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
 	s, c := open(t, Options{})
-	for i := range 3000 {
+	for i := range 1500 {
 		c.step(time.Duration(1+rng.IntN(4000)) * time.Millisecond)
 		if rng.IntN(100) == 0 {
 			c.step(3 * time.Hour)
@@ -103,49 +132,41 @@ func TestSeriesAgreesWithRows(t *testing.T) {
 		} else {
 			s.Add(c.sample(rng.IntN(10000)))
 		}
-		if i == 1500 || i == 2500 {
+		if i == 750 || i == 1250 {
 			flush(t, s)
 		}
 	}
+	return s, c
+}
+
+// TestSeriesAgreesWithRows compares series with what their rows give, whose values they round.
+func TestSeriesAgreesWithRows(t *testing.T) {
+	s, c := randomHistory(t)
 	now, _ := c.now()
+	from, end := epoch+7, now-5 // in the middle of steps
 	for _, step := range []int64{1500, 60_000, 7_200_000, 80_000_000} {
+		steps := stepsOf(t, s, from, end, step)
 		for _, aggregate := range []string{AggregateLast, AggregateMean, AggregateMin, AggregateMax} {
-			got := series(t, s, SeriesQuery{FromMS: epoch + 7, EndMS: now - 5, StepMS: step, Metrics: []string{"cpu_pct", "network.errors_in"}, Aggregate: aggregate})
-			byStart := map[int64]*[2][]float64{}
-			var starts []int64
-			err := s.Query(context.Background(), Query{FromMS: epoch + 7, ToMS: now - 6}, func(row Row) error {
-				start := row.TSMS - (row.TSMS-epoch-7)%step
-				if byStart[start] == nil {
-					byStart[start] = new([2][]float64)
-					starts = append(starts, start)
-				}
-				b := byStart[start]
-				if row.HasSample {
-					b[0] = append(b[0], row.Sample.CPUPct)
-				}
-				for _, r := range row.Modules {
-					if r.Key == "network.errors_in" {
-						b[1] = append(b[1], r.Value)
-					}
-				}
-				return nil
-			})
-			if err != nil {
-				t.Fatal(err)
+			got := series(t, s, SeriesQuery{FromMS: from, EndMS: end, StepMS: step, Metrics: []string{"cpu_pct", "network.errors_in"}, Aggregate: aggregate})
+			if len(got) != len(steps) {
+				t.Fatalf("%s by %d: %d steps, want %d", aggregate, step, len(got), len(steps))
 			}
-			if len(got) != len(starts) {
-				t.Fatalf("%s by %d: %d steps, want %d", aggregate, step, len(got), len(starts))
-			}
-			for i, start := range starts {
-				for k, tolerance := range []float64{0.00501, 0.000501} {
-					want := aggregated(aggregate, byStart[start][k])
-					if v := got[i].values[k]; got[i].start != start || math.IsNaN(v) != math.IsNaN(want) || math.Abs(v-want) > tolerance {
-						t.Fatalf("%s by %d: step %d is %v, want %v at %d", aggregate, step, i, got[i], want, start)
-					}
+			for i, want := range steps {
+				cpu, errors := aggregated(aggregate, want.cpu), aggregated(aggregate, want.errors)
+				if got[i].start != want.start || !isNear(got[i].values[0], cpu, 0.005) || !isNear(got[i].values[1], errors, 0.0005) {
+					t.Fatalf("%s by %d: step %d is %v, want %v and %v at %d", aggregate, step, i, got[i], cpu, errors, want.start)
 				}
 			}
 		}
 	}
+}
+
+// isNear compares values up to rounding; NaN stands for no value.
+func isNear(got, want, rounding float64) bool {
+	if math.IsNaN(want) {
+		return math.IsNaN(got)
+	}
+	return math.Abs(got-want) <= rounding*1.01
 }
 
 func aggregated(aggregate string, values []float64) float64 {

@@ -396,7 +396,11 @@ func TestNothingIsLost(t *testing.T) {
 		r := newChaos(t, 1, Pipe21, 20*time.Millisecond)
 		stop := r.start()
 		time.Sleep(time.Second)
-		for range 300 {
+		breaks := 300
+		if raceDetector && !slow() {
+			breaks = 100
+		}
+		for range breaks {
 			for range 1 + r.random.IntN(6) {
 				r.goCall()
 			}
