@@ -39,7 +39,7 @@ func TestTuneProcess(t *testing.T) {
 	}
 	for env, procs := range map[string]string{"": "1", "GOMAXPROCS=3": "3"} {
 		cmd := exec.Command(exe, "run", "--x=a b")
-		cmd.Env = []string{tuneEnv + "=1", cmp.Or(env, "X=")}
+		cmd.Env = []string{tuneEnv + "=1", "GORACE=atexit_sleep_ms=0", cmp.Or(env, "X=")}
 		out, err := cmd.Output()
 		want := fmt.Sprint(cmd.Process.Pid, " ", procs, " map[", timerSlack, ":true] <nil> [run --x=a b]\n")
 		if err != nil || string(out) != want {

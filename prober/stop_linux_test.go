@@ -45,7 +45,7 @@ func TestStopChild(t *testing.T) {
 // TestNoBurstAfterStop stops a process for a while, as a debugger, a frozen cgroup or a laptop's lid
 // does. It must take one late sample and then keep its cadence, without a burst.
 func TestNoBurstAfterStop(t *testing.T) {
-	const stopped = 1200 * time.Millisecond
+	const stopped = 600 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestStopChild$", "-test.v=false")
@@ -73,7 +73,7 @@ func TestNoBurstAfterStop(t *testing.T) {
 			at[kind] = append(at[kind], ms)
 		}
 	}
-	samples(5)
+	samples(3)
 	if err := cmd.Process.Signal(unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestNoBurstAfterStop(t *testing.T) {
 	if err := cmd.Process.Signal(unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	samples(8)
+	samples(5)
 
 	for kind, ms := range at {
 		var gap int64
