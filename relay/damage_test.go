@@ -55,7 +55,7 @@ func TestDamageWhileRunning(t *testing.T) {
 		return r, run(t, r)
 	}
 	r, stop := open()
-	for range 400 { // more pages than a cache that was just opened has
+	for range 150 { // more pages than a cache that was just opened has
 		if err := createTicket(t, r); err != nil {
 			t.Fatal(err)
 		}

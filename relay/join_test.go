@@ -72,7 +72,7 @@ func (j *joinTest) send(method, path string, header http.Header, body any, v any
 	}
 	req.RemoteAddr = j.from
 	w := httptest.NewRecorder()
-	j.r.routes().ServeHTTP(w, req)
+	j.routes.ServeHTTP(w, req)
 	if err := json.Unmarshal(w.Body.Bytes(), v); err != nil {
 		j.Fatalf("%s %s: %d %q: %v", method, path, w.Code, w.Body, err)
 	}
@@ -380,7 +380,7 @@ func TestJoinBodies(t *testing.T) {
 		w := httptest.NewRecorder()
 		req := httptest.NewRequest("POST", "http://127.0.0.1"+path, strings.NewReader("{}"))
 		req.Header.Set("Origin", "http://127.0.0.1")
-		j.r.routes().ServeHTTP(w, req)
+		j.routes.ServeHTTP(w, req)
 		if w.Code != http.StatusForbidden {
 			t.Errorf("%s from a page: %d", path, w.Code)
 		}
@@ -393,7 +393,7 @@ func TestJoinBodies(t *testing.T) {
 		t.Errorf("audit log:\n%s", log)
 	}
 	w := httptest.NewRecorder()
-	j.r.routes().ServeHTTP(w, httptest.NewRequest("DELETE", "http://127.0.0.1"+enrollment.EnrollPath, nil))
+	j.routes.ServeHTTP(w, httptest.NewRequest("DELETE", "http://127.0.0.1"+enrollment.EnrollPath, nil))
 	if w.Code != http.StatusMethodNotAllowed || !strings.Contains(w.Header().Get("Allow"), "POST") {
 		t.Errorf("DELETE: %d %v", w.Code, w.Header())
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -22,7 +23,8 @@ import (
 // adminTest is a relay whose routes are called without a network.
 type adminTest struct {
 	*testing.T
-	r *Relay
+	r      *Relay
+	routes http.Handler // of r
 }
 
 func newAdminTest(t *testing.T) *adminTest {
@@ -39,7 +41,7 @@ func newAdminTest(t *testing.T) *adminTest {
 		wg.Wait()
 		_ = r.Close()
 	})
-	return &adminTest{t, r}
+	return &adminTest{t, r, r.routes()}
 }
 
 func (t *adminTest) mint(req auth.MintRequest) auth.Minted {
@@ -62,7 +64,7 @@ func (t *adminTest) do(token, method, path, body string) (int, string) {
 		req.Header.Set("Content-Type", "application/json")
 	}
 	w := httptest.NewRecorder()
-	t.r.routes().ServeHTTP(w, req)
+	t.routes.ServeHTTP(w, req)
 	return w.Code, w.Body.String()
 }
 

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,6 +41,22 @@ func newReplayTest(t *testing.T, disabled ...string) *replayTest {
 	g := &replayTest{t: t, r: r, dir: dir, stop: run(t, r)}
 	awaitStatus(t, dir)
 	return g
+}
+
+// change changes tickets and agents of one writer, n times.
+func (g *replayTest) change(writer, n int) {
+	tenant := fmt.Sprint("tenant-", writer)
+	for i := range n {
+		id := g.call(tenant, "tickets.create", `{"title":"x"}`)
+		g.call(tenant, "tickets.comment", `{"id":"`+id+`","text":"c"}`)
+		g.call(tenant, "tickets.transition", `{"id":"`+id+`","to":"closed"}`)
+		a := g.agent(10*writer + i%10)
+		g.r.kernel.Heartbeat(a)
+		if i%3 > 0 {
+			g.r.kernel.MarkOffline(a.Tenant, a.Kind, a.ID)
+		}
+		g.r.kernel.FlagPresence(a.Tenant, a.Kind, a.ID, kernel.FlagCloneSuspected, i%2 == 0)
+	}
 }
 
 // call calls a tool of tickets and returns the id of the ticket.
@@ -81,38 +96,23 @@ func TestVerifyReplay(t *testing.T) {
 	if res := g.verify(); res.Total != 0 || !res.Live || res.Tickets != 0 || res.PID != os.Getpid() {
 		t.Errorf("an empty relay: %+v", res)
 	}
-	var wg sync.WaitGroup
-	var stopped atomic.Bool
-	for w := range 2 {
-		wg.Go(func() {
-			tenant := fmt.Sprint("tenant-", w)
-			for i := 0; !stopped.Load(); i++ {
-				id := g.call(tenant, "tickets.create", `{"title":"x"}`)
-				g.call(tenant, "tickets.comment", `{"id":"`+id+`","text":"c"}`)
-				g.call(tenant, "tickets.transition", `{"id":"`+id+`","to":"closed"}`)
-				a := g.agent(10*w + i%10)
-				g.r.kernel.Heartbeat(a)
-				if i%3 > 0 {
-					g.r.kernel.MarkOffline(a.Tenant, a.Kind, a.ID)
-				}
-				g.r.kernel.FlagPresence(a.Tenant, a.Kind, a.ID, kernel.FlagCloneSuspected, i%2 == 0)
-			}
-		})
-	}
-	for i := range 5 {
-		if res := g.verify(); res.Total != 0 || !res.Live {
-			t.Errorf("%d: while it changes: %+v", i, res)
+	for round := range 3 {
+		var writers sync.WaitGroup
+		for w := range 2 {
+			writers.Go(func() { g.change(w, 50) })
 		}
+		if res := g.verify(); res.Total != 0 || !res.Live {
+			t.Errorf("round %d, while tickets and presence change: %+v, want no differences", round, res)
+		}
+		writers.Wait()
 	}
-	stopped.Store(true)
-	wg.Wait()
-	quiet := g.verify()
-	if quiet.Total != 0 || quiet.Tickets == 0 || quiet.Presences < 2 {
-		t.Errorf("at rest: %+v", quiet)
+	atRest := g.verify()
+	if atRest.Total != 0 || atRest.Tickets == 0 || atRest.Presences < 2 {
+		t.Errorf("at rest: %+v, want no differences, and tickets and presences", atRest)
 	}
 	g.stop()
-	if res := g.verify(); res.Total != 0 || res.Live || res.Tickets != quiet.Tickets {
-		t.Errorf("without the relay: %+v, it had %+v", res, quiet)
+	if res := g.verify(); res.Total != 0 || res.Live || res.Tickets != atRest.Tickets {
+		t.Errorf("without the relay: %+v, want the %d tickets that it had", res, atRest.Tickets)
 	}
 }
 

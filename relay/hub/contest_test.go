@@ -378,7 +378,7 @@ func TestDeadIdleBoard(t *testing.T) {
 func TestPacing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTestHub(t)
-		const boards = 800 // more would exceed the goroutines that the race detector allows
+		const boards = 500 // two seconds at handshakeRate
 		start := time.Now()
 		ready := make(chan time.Duration, boards)
 		for range boards {

@@ -272,14 +272,15 @@ func TestSharedManifest(t *testing.T) {
 				t.Errorf("tools %s and %s", a.Tools()[i].Canonical, tool.Canonical)
 			}
 		}
-		for i := range 2 * maxSharedManifests { // a device that announces different ones
+		const announced = maxSharedManifests + 10 // by a device that announces different ones
+		for i := range announced {
 			c := manifest.Echo()
 			c.CapID = fmt.Sprint("echo", i)
 			other.sendAs(link.TypeAnnounce, "", announce(c))
 			other.next(link.TypeAnnounceAck)
 			time.Sleep(time.Second)
 		}
-		if n := len(r.hub.sharedManifests); n > maxSharedManifests || b.Tools()[0].Name().CapID != fmt.Sprint("echo", 2*maxSharedManifests-1) || len(a.Tools()) != 3 {
+		if n := len(r.hub.sharedManifests); n > maxSharedManifests || b.Tools()[0].Name().CapID != fmt.Sprint("echo", announced-1) || len(a.Tools()) != 3 {
 			t.Errorf("%d manifests are remembered; tools %v", n, b.Tools())
 		}
 		r.end()

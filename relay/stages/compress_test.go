@@ -150,7 +150,7 @@ func TestUnpackArguments(t *testing.T) {
 	args := `{"message":"` + strings.Repeat("hello ", 1000) + `"}`
 	good := string(stages.Pack([]byte(args)))
 	bomb := string(stages.Pack([]byte(`{"a":"` + strings.Repeat(" ", 1<<20) + `"}`)))
-	understated := strings.Replace(string(stages.Pack([]byte(`{"a":"`+strings.Repeat(" ", 8<<20)+`"}`))), `"bytes":8388616`, `"bytes":100`, 1)
+	understated := strings.Replace(string(stages.Pack([]byte(`{"a":"`+strings.Repeat(" ", 1<<16)+`"}`))), fmt.Sprint(`"bytes":`, 1<<16+8), `"bytes":100`, 1)
 	if !strings.Contains(understated, `"bytes":100`) {
 		t.Fatal("the declared size was not replaced")
 	}

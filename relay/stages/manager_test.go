@@ -310,7 +310,7 @@ func TestConfigurationsAreInherited(t *testing.T) {
 // once with its own number, and by one whole list: either transformed and packed (one
 // configuration) or neither.
 func TestSwapsUnderLoad(t *testing.T) {
-	const messages, swaps, callers = 10_000, 100, 8
+	const messages, swaps, callers = 4000, 100, 8
 	p := &plugin{name: "p", call: func(r *kernel.Request) (*kernel.Result, error) {
 		return &kernel.Result{Structured: append(json.RawMessage(nil), r.Arguments...)}, nil
 	}}
