@@ -36,7 +36,7 @@ func rowText(i int) string {
 
 // Every page size, with rows that need overflow pages, in the file and in the log.
 func TestRecordsOfEveryPageSize(t *testing.T) {
-	n, inFile := 100, 60 // rows, and those of them in the file
+	n, inFile := 60, 36 // rows, and those of them in the file
 	if slow() {
 		n, inFile = 200, 120
 	}

@@ -398,7 +398,7 @@ func TestRotationKilled(t *testing.T) {
 	t.Parallel()
 	s := openStore(t, Options{})
 	token := mint(t, s, MintRequest{Class: "agent"}).Token
-	for i := range 12 {
+	for i := range 6 {
 		killedJob(t, "rotate", s.dir.path, time.Duration(i*7%40)*time.Millisecond)
 		if err := s.Refresh(t.Context()); err != nil {
 			t.Fatalf("killed %d times: %v", i+1, err)

@@ -311,7 +311,7 @@ func TestRecordIsWrittenSeldom(t *testing.T) {
 // was answered is there.
 func TestKilledWhileRevoking(t *testing.T) {
 	t.Parallel()
-	kills := 12
+	kills := 6
 	if n, err := strconv.Atoi(os.Getenv("AGENTCTL_SEEDS")); err == nil {
 		kills = max(kills, 5*n)
 	}

@@ -191,7 +191,7 @@ func TestTruncatedWAL(t *testing.T) {
 		t.Fatal(err)
 	}
 	counts := map[int]bool{}
-	for range 20 {
+	for range 10 {
 		cut := filepath.Join(t.TempDir(), FileName)
 		torn := append([]byte(nil), wal[:rand.IntN(len(wal)+1)]...)
 		for i := max(0, len(torn)-rand.IntN(5000)); i < len(torn); i++ {

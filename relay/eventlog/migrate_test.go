@@ -172,7 +172,7 @@ func TestMigrateKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rounds, step := 12, 10*time.Millisecond
+	rounds, step := 6, 20*time.Millisecond
 	if slow() {
 		rounds, step = 60, 2*time.Millisecond
 	}

@@ -1,7 +1,6 @@
 package eventlog
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -71,11 +70,11 @@ func checkChains(t *testing.T, s *Store) {
 // A tenant that floods the log with calls loses its own oldest calls: not its state, and nothing of
 // other tenants. The files stay within the bound at each moment.
 func TestFloodOfCalls(t *testing.T) {
-	withStore(t, Options{MaxBytes: 3 << 19}, func(t *testing.T, s *Store) {
+	withStore(t, Options{MaxBytes: minBytes}, func(t *testing.T, s *Store) {
 		for i := range 40 {
 			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), stateEvent("flood", fmt.Sprint(i), 500))
 		}
-		const flood = 128 * 140
+		const flood = 128 * 100 // nearly half more than the log has space for
 		appendAll(t, s, flood, func(i int) kernel.Event { return call("flood", i) })
 		time.Sleep(2 * time.Minute)
 		if a, b, c := kept(t, s, "small", ClassCalls), kept(t, s, "small", ClassState), kept(t, s, "flood", ClassState); a != 40 || b != 40 || c != 40 {
@@ -114,7 +113,7 @@ func TestFloodOfState(t *testing.T) {
 		for i := range 40 {
 			mustAppend(t, s, call("small", i), stateEvent("small", fmt.Sprint(i), 500), call("flood", i))
 		}
-		appendAll(t, s, 128*60, func(i int) kernel.Event { return stateEvent("flood", fmt.Sprint(i), 500) })
+		appendAll(t, s, 128*40, func(i int) kernel.Event { return stateEvent("flood", fmt.Sprint(i), 500) })
 		time.Sleep(2 * time.Minute)
 		if a, b, c := kept(t, s, "small", ClassCalls), kept(t, s, "small", ClassState), kept(t, s, "flood", ClassCalls); a != 40 || b != 40 || c != 40 {
 			t.Errorf("kept %d calls and %d of state of the small tenant, %d calls of the other", a, b, c)
@@ -133,24 +132,23 @@ func TestFloodOfState(t *testing.T) {
 // What the calls of tenant a may use depends on the log, its tenant and its class. Retention begins above
 // the bound and ends below 7/8 of it; 5/8 leaves room for the last step.
 func TestQuotas(t *testing.T) {
-	const logBytes, tenantBytes, smallBytes = 3 << 19, 1 << 19, 1 << 18
+	const logBytes, quota = 3 << 19, 1 << 18
 	const callBytes = 64 // of one call, about
 	tests := []struct {
 		name     string
-		opts     Options // MaxTenantBytes: tenantBytes by default
-		other    string  // another tenant, which has an event
-		calls    int     // of tenant a
-		min, max int64   // bytes of its calls afterwards
+		opts     Options
+		other    string // another tenant, which has an event
+		calls    int    // of tenant a
+		min, max int64  // bytes of its calls afterwards
 	}{
-		{"a tenant that is alone", Options{}, "", 128 * 110, 6 << 17, 1 << 20},
-		{"a tenant that is not alone", Options{}, "b", 128 * 80, tenantBytes / 8 * 5, tenantBytes},
-		{"a bound for tenants", Options{MaxTenantBytes: smallBytes}, "b", 128 * 40, smallBytes / 8 * 5, smallBytes},
-		{"a bound for calls", Options{Calls: Quota{MaxBytes: smallBytes}}, "", 128 * 40, smallBytes / 8 * 5, smallBytes},
-		{"an age of state", Options{State: Quota{MaxAge: time.Minute}}, "", 128 * 110, 6 << 17, 1 << 20},
+		{"a tenant that is alone", Options{MaxTenantBytes: quota}, "", 128 * 40, quota / 8 * 9, quota / 8 * 11},
+		{"a tenant that is not alone", Options{MaxTenantBytes: quota}, "b", 128 * 40, quota / 8 * 5, quota},
+		{"a quota of calls", Options{Calls: Quota{MaxBytes: quota}}, "", 128 * 40, quota / 8 * 5, quota},
+		{"an age of state", Options{State: Quota{MaxAge: time.Minute}}, "", 128 * 8, quota / 8, quota / 8 * 3},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.opts.MaxBytes, tt.opts.MaxTenantBytes = logBytes, cmp.Or(tt.opts.MaxTenantBytes, tenantBytes)
+			tt.opts.MaxBytes = logBytes
 			withStore(t, tt.opts, func(t *testing.T, s *Store) {
 				others := int64(0)
 				if tt.other != "" {
@@ -359,9 +357,9 @@ func TestWords(t *testing.T) {
 			}
 			return count, epochs
 		}
-		add(3 * maxChainWords)
+		add(2*maxChainWords + 128)
 		if _, epochs := words(); epochs < 3 {
-			t.Errorf("%d epochs", epochs)
+			t.Errorf("the words are in %d epochs, want 3", epochs)
 		}
 		time.Sleep(50 * time.Minute)
 		add(maxChainWords)

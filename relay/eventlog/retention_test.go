@@ -29,15 +29,17 @@ func withStore(t *testing.T, o Options, fn func(*testing.T, *Store)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- s.Run(ctx) }()
+		defer func() { // also when fn ends the test
+			cancel()
+			if err := <-done; err != context.Canceled {
+				t.Error(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}()
 		synctest.Wait()
 		fn(t, s)
-		cancel()
-		if err := <-done; err != context.Canceled {
-			t.Error(err)
-		}
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
 	})
 	integrity(t, o.Path)
 }

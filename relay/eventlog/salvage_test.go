@@ -190,7 +190,7 @@ var pageDamages = []func(page []byte){
 // none that the old one did not have. Each page gets one kind of damage, in turn, and all kinds with
 // AGENTCTL_SLOW=1.
 func TestSalvageEachPage(t *testing.T) {
-	n := 100
+	n := 60
 	if slow() {
 		n = 403
 	}
