@@ -11,6 +11,7 @@ import (
 
 // What SQLite calls damage is the disk's error where the disk gives no page, and damage elsewhere.
 func TestReadError(t *testing.T) {
+	readability.byPath = make(map[string]*checkedFile) // it does not check more than maxChecked databases of a process
 	path := filepath.Join(t.TempDir(), "x.db")
 	db := openDB(t, path)
 	mustExec(t, db, "CREATE TABLE x (a)")
