@@ -212,7 +212,8 @@ func TestHungProbe(t *testing.T) {
 // A store has one Watch, whoever asks for it.
 func TestMonitorWatch(t *testing.T) {
 	m := New(Options{})
-	if m.Watch("events.db") != m.Watch("events.db") {
+	first := m.Watch("events.db")
+	if again := m.Watch("events.db"); again != first {
 		t.Error("two calls returned different Watches")
 	}
 }
