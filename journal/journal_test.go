@@ -83,7 +83,7 @@ func TestNextCursor(t *testing.T) {
 // A search compares redacted messages, so that it does not find secrets.
 func TestSearch(t *testing.T) {
 	socket, _ := startHelper(t, "ten")
-	for text, want := range map[string]int{"LINE 7": 1, "hunter7": 0, "[redacted]": 10} {
+	for text, want := range map[string]int{"LINE 7": 1, "hunter7": 0, "redact": 10, "[redacted]": 10, "=[redact": 10} {
 		p := ask(t, socket, Request{Text: text})
 		if len(p.Lines) != want || p.Redacted != want || p.NextCursor != "" {
 			t.Errorf("%q is found in %+v, want %d lines", text, p, want)

@@ -153,9 +153,17 @@ type textFilter struct{ text string }
 func newTextFilter(text string) textFilter { return textFilter{strings.ToLower(text)} }
 
 // mayPass is a first check of a message that is not redacted yet, because redaction is slow. A text
-// that may match only after redaction always passes it.
+// that may match the mask, or a part of it and what is beside it, always passes.
 func (f textFilter) mayPass(message string) bool {
-	return f.text == "" || strings.Contains(redacted, f.text) || strings.Contains(f.text, redacted) || f.passes(message)
+	if f.passes(message) || strings.Contains(redacted, f.text) || strings.Contains(f.text, redacted) {
+		return true
+	}
+	for i := 1; i < len(redacted); i++ {
+		if strings.HasSuffix(f.text, redacted[:i]) || strings.HasPrefix(f.text, redacted[i:]) {
+			return true
+		}
+	}
+	return false
 }
 
 // passes checks a redacted message.
