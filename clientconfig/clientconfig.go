@@ -5,7 +5,7 @@
 //	f, err := clientconfig.Read(path)
 //	after, err := c.Connect(f.Data, server)
 //	fmt.Print(f.Diff(after))
-//	backup, err := f.Write(after)
+//	err = f.Write(after) // what it held before is at f.BackupPath()
 //
 // Edits keep the rest of a file byte for byte, comments and order included. An edit that would
 // change the meaning of anything but the entry is refused.

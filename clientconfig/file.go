@@ -88,7 +88,7 @@ func (f *File) read() ([]byte, fs.FileMode, error) {
 		return nil, 0, errors.Unwrap(err)
 	}
 	defer func() { _ = r.Close() }()
-	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(r, maxFile+1)) // it may grow after Stat
 	if err == nil && len(data) > maxFile {
 		err = ErrTooLarge
 	}
@@ -109,7 +109,7 @@ func (f *File) Write(data []byte) error {
 }
 
 func (f *File) write(data []byte) error {
-	if f.IsNew {
+	if f.IsNew { // a file that appears meanwhile is not replaced
 		if err := os.MkdirAll(filepath.Dir(f.target), 0o700); err != nil {
 			return err
 		}

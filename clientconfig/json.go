@@ -72,7 +72,7 @@ func parseJSON(data []byte) (*jsonFile, error) {
 	case len(obj.Members) > 0 && !bytes.Contains(bytes.TrimSpace(text), []byte("\n")):
 		f.eol = ""
 	}
-	if len(obj.Members) > 0 {
+	if len(obj.Members) > 0 { // the first member is one level deep
 		if indent := indentation(obj.Members[0].Name.BeforeExtra); indent != "" {
 			f.unit = indent
 		}
@@ -101,7 +101,7 @@ func decodeJSON(v hujson.Value) (content any, err error) {
 	v = v.Clone()
 	v.Standardize()
 	dec := json.NewDecoder(bytes.NewReader(v.Pack()))
-	dec.UseNumber()
+	dec.UseNumber() // a float64 would hide a change of a long number
 	if err := dec.Decode(&content); err != nil {
 		return nil, fmt.Errorf("%w: not JSON: %w", ErrSyntax, err)
 	}
@@ -180,7 +180,8 @@ func (f *jsonFile) add(obj *hujson.Object, indent, key string, value any) {
 	obj.Members, obj.AfterExtra = append(obj.Members, m), after
 }
 
-// format returns a value as text. indent is the indentation of the line that it begins in.
+// format returns the value of a field as text: an object on a line for each member, an array on one line.
+// indent is the indentation of the line that it begins in.
 func (f *jsonFile) format(value any, indent string) string {
 	switch v := value.(type) {
 	case []field:
@@ -225,7 +226,7 @@ func setJSON(data []byte, container string, entry []field, owned []string) ([]by
 	if err != nil {
 		return nil, err
 	}
-	if servers == nil {
+	if servers == nil { // the first server of this client
 		f.add(root, "", container, []field{})
 		servers = root.Members[len(root.Members)-1].Value.Value.(*hujson.Object)
 	}
@@ -263,7 +264,7 @@ func (f *jsonFile) update(existing *hujson.Object, entry []field, owned []string
 		if err != nil {
 			return false, err
 		}
-		text := f.format(e.value, f.unit+f.unit+f.unit)
+		text := f.format(e.value, f.unit+f.unit+f.unit) // below the root, the container and the entry
 		want, err := hujson.Parse([]byte(text))
 		if err != nil {
 			return false, err
@@ -345,7 +346,7 @@ func removeJSON(data []byte, container string) ([]byte, error) {
 		return data, err
 	}
 	remove(servers, EntryName)
-	if len(servers.Members) == 0 && isBlank(servers.AfterExtra) {
+	if len(servers.Members) == 0 && isBlank(servers.AfterExtra) { // maybe Connect added it
 		remove(f.root.Value.(*hujson.Object), container)
 	}
 	return f.finish(container)

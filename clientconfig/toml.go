@@ -28,7 +28,7 @@ func scanTOML(data []byte) ([]expr, error) {
 	for p.NextExpression() {
 		n := p.Expression()
 		var path []string
-		first, last := -1, 0
+		first, last := -1, 0 // where the key begins and ends
 		for it := n.Key(); it.Next(); {
 			k := it.Node()
 			path = append(path, string(k.Data))
@@ -53,11 +53,20 @@ func scanTOML(data []byte) ([]expr, error) {
 }
 
 // tomlFile is a TOML file that is edited in place: lines are removed and added.
+//
+//	[mcp_servers.agentctl]          the header: the entry's lines are written right below it
+//	command = "/old/agentctl"       a key of the entry: its lines go, and are written anew
+//	startup_timeout_sec = 30        a key of the user's: stays
+//
+//	[mcp_servers.agentctl.env]      a subtable: belongs to the entry, and goes with it in removeTOML
+//
+// go-toml has no syntax tree that it could write again as it was. Its parser for tools tells where each
+// expression is, which is enough for edits of whole lines.
 type tomlFile struct {
 	data   []byte
-	before map[string]any
+	before map[string]any // the content, to check the edit
 	exprs  []expr
-	eol    string
+	eol    string   // "\n", or "\r\n" as in the file
 	path   []string // of the entry
 }
 
@@ -90,6 +99,7 @@ func parseTOML(data []byte, container string) (*tomlFile, error) {
 		case e.kind == unstable.ArrayTable && (full[0] == container && len(full) == 1 || inEntry && len(full) == 2),
 			e.kind == unstable.KeyValue && len(full) == 1 && full[0] == container,
 			e.kind == unstable.KeyValue && inEntry && len(e.table) < 2:
+			// [[servers]] or [[servers.agentctl]]; servers = {…}; servers.agentctl.key = … or agentctl = {…}
 			return nil, fmt.Errorf("%w: %s is not written as a table [%s]", ErrShape, EntryName, strings.Join(f.path, "."))
 		}
 	}
@@ -171,7 +181,7 @@ func setTOML(data []byte, container string, entry []field, owned []string) ([]by
 	}
 	drop := append(keys(entry), owned...)
 	var out bytes.Buffer
-	at, hasHeader := 0, false
+	at, hasHeader := 0, false // data before at is in out, or left out
 	for _, e := range f.exprs {
 		if !f.isEntry(e) {
 			continue
@@ -185,13 +195,13 @@ func setTOML(data []byte, container string, entry []field, owned []string) ([]by
 			}
 			out.WriteString(f.lines(entry))
 			at = e.end
-		case slices.Contains(drop, key):
+		case slices.Contains(drop, key): // the header of a subtable of that name too
 			out.Write(data[at:max(at, startOf(data, e))])
 			at = e.end
 		}
 	}
 	out.Write(data[at:])
-	if !hasHeader {
+	if !hasHeader { // append the table, behind a blank line
 		if b := out.Bytes(); len(b) > 0 && b[len(b)-1] != '\n' {
 			out.WriteString(f.eol)
 		}
