@@ -11,7 +11,7 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// TestStalledReader: of fifty readers in both eras one never reads. The others get every
+// TestStalledReader: of many readers in both eras one never reads. The others get every
 // notification, and the stalled one is cut.
 func TestStalledReader(t *testing.T) {
 	e := newEnv(t, Options{}, func(e *env) {
