@@ -63,6 +63,7 @@ var (
 	errSearching = errShare(maxSearchCalls, "search the event log", "searching")
 )
 
+// errShare is the refusal of a call beyond a share: what its calls do, and the reason for the audit log.
 func errShare(limit int, what, reason string) *manifest.Error {
 	return &manifest.Error{Code: manifest.RateLimited, Reason: reason, RetryAfterMS: 1000, Outcome: manifest.NotSent,
 		Message: fmt.Sprintf("%d calls of this identity %s already; wait for one of them", limit, what)}
@@ -82,6 +83,8 @@ func (p *Plugin) acquireSearch(c *kernel.Caller) (release func(), err error) {
 // share names what the calls of one identity are counted for. resource is "boards" or "events".
 type share struct{ tenant, actor, resource string }
 
+// acquire counts a call against a share, until release, or returns refusal if limit calls of it are in
+// progress.
 func (p *Plugin) acquire(s share, limit int, refusal *manifest.Error) (release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +101,7 @@ func (p *Plugin) acquire(s share, limit int, refusal *manifest.Error) (release f
 	}, nil
 }
 
-// boardTool returns the tool of a connected board with a kind and a verb.
+// boardTool returns the tool of a board with a kind and a verb; ok is false if it has announced none.
 func (p *Plugin) boardTool(ctx context.Context, tenant, nodeID, kind, verb string) (name string, ok bool) {
 	list, err := p.opt.Boards.Tools(ctx, tenant, nodeID)
 	if err != nil {

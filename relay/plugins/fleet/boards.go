@@ -26,7 +26,7 @@ type Boards interface {
 	Frame(nodeID string) (frame []byte, at time.Time, ok bool)
 }
 
-// Status says whether a board can be called.
+// Status says whether a board can be called, by what the hub knows of its link.
 type Status string
 
 // Statuses of a board.

@@ -61,7 +61,9 @@ type describedTool struct {
 	NeedsScope string `json:"needs_scope,omitempty"`
 }
 
-// describe answers from what the relay knows and what the board answers within askTimeout.
+// describe answers from what the relay knows and what the board answers within askTimeout. A part that the
+// board does not answer is missing with the reason; only an unknown board, or the caller's share of calls, is
+// an error. If the whole does not fit, the arguments of the tools are left out: their names remain.
 func (p *Plugin) describe(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	var args struct {
 		Board string `json:"board"`
@@ -192,7 +194,8 @@ func (p *Plugin) describeTools(r *kernel.Request, list []manifest.Tool) []descri
 }
 
 // compactSchema returns the properties of an input schema, and which of them are required, without
-// the members that only a validator needs; nil for a tool without arguments.
+// the members that only a validator needs, such as $id; nil for a tool without arguments. ref names a schema
+// of package manifest.
 func compactSchema(ref string) json.RawMessage {
 	raw, _ := manifest.Schema(ref)
 	var schema struct {

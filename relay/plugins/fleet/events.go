@@ -114,7 +114,16 @@ type eventsArguments struct {
 	Limit                int
 }
 
-// events answers fleet.events.
+// events answers fleet.events: it searches the log from the newest event, or from the cursor, back in time. Four
+// things end a page:
+//
+//	limit, or the bytes of an answer     the cursor is at the first event that did not fit
+//	a bounded part of the log was read   the cursor is where the search ended, and searched_to says how
+//	                                     far it got: there may be more, or nothing
+//	the begin of the log                 there is no cursor
+//	eventsTime                           the error of the search
+//
+// The first event is always in the page, however long it is, so that the pages go on.
 func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	var args eventsArguments
 	if err := readArguments(r, &args); err != nil {
@@ -165,7 +174,8 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	return answer(out)
 }
 
-// eventQuery checks what the schema cannot.
+// eventQuery makes the query of the arguments. It checks what the schema cannot: topics that the token does not
+// have, the board, the time and the cursor. Events of a board are those about it and about its tickets.
 func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (EventQuery, error) {
 	tenant := caller.Tenant
 	q := EventQuery{Tenant: tenant}
@@ -207,7 +217,7 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 	return q, err
 }
 
-// eventPayload has the members of the payloads that are shown.
+// eventPayload has the members of the payloads that are shown. Each type of event has some of them.
 type eventPayload struct {
 	Kind           string   `json:"kind"` // presence
 	Suspect        bool     `json:"suspect"`
@@ -268,7 +278,8 @@ func (p *Plugin) eventRow(e *kernel.Event) (row eventRow, ok bool) {
 	return row, true
 }
 
-// cut shortens a text that somebody else wrote.
+// cut shortens a text that somebody else wrote to maxEventText characters, so that one event does not fill a
+// page.
 func cut(text string) string {
 	n := 0
 	for i := range text {

@@ -71,7 +71,8 @@ var metricKeys = func() []string {
 var metricKeyList = strings.Join(metricKeys, ", ")
 
 // figures are the newest known values of one board's metrics, NaN for unknown ones, and when the relay
-// got them or learned that the board has no such value, Unix ms.
+// got them or learned that the board has no such value, Unix ms. So NaN with a fresh time means that the
+// board does not measure this, and with an old one that nobody knows.
 type figures struct {
 	values [numMetrics]float64
 	times  [numMetrics]int64
@@ -117,7 +118,8 @@ func (f *figures) readFrame(raw []byte, at time.Time) {
 	f.values[i] = metrics[i].possible(math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10)
 }
 
-// readModules takes the values of an answer of system.modules, which the relay has checked.
+// readModules takes the values of an answer of system.modules, which the relay has checked. A module that the
+// answer lacks makes its figures unknown, with the time of the answer.
 func (f *figures) readModules(raw []byte, at time.Time) {
 	var v map[string]any
 	if json.Unmarshal(raw, &v) != nil {
@@ -132,7 +134,7 @@ func (f *figures) readModules(raw []byte, at time.Time) {
 	}
 }
 
-// number is a JSON value as a number: flags are 0 and 1, states 1 and more, anything else NaN.
+// number is a JSON value as a number: flags are 0 and 1, states of wear 1 to 3, anything else NaN.
 func number(v any) float64 {
 	switch v := v.(type) {
 	case float64:
@@ -198,8 +200,8 @@ func (c *figureCache) get(boards Boards, key string, now time.Time) figures {
 	return *f
 }
 
-// put stores what a board has just answered. A full cache drops what is too old, and then starts
-// over.
+// put stores what a board has just answered: a snapshot if kind is manifest.KindMetrics, else its modules. A
+// full cache drops what is too old, and then starts over.
 func (c *figureCache) put(key, kind string, answer []byte, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -238,6 +240,8 @@ func (c *figureCache) boardLocked(key string, now time.Time) *figures {
 	return f
 }
 
+// evictLocked makes room: it drops the boards of which every figure is too old, or all boards if the cache is
+// full of newer ones. mu is held.
 func (c *figureCache) evictLocked(now time.Time) {
 	for id, f := range c.boards {
 		if now.Sub(time.UnixMilli(slices.Max(f.times[:]))) > maxFigureAge {

@@ -75,7 +75,12 @@ type foundBoards struct {
 // maxUnknownBoards bounds foundBoards.UnknownBoards.
 const maxUnknownBoards = 5
 
-// find selects boards and returns a page of them in the order of their names.
+// find selects boards and returns a page of them in the order of their names:
+//
+//	all boards of the tenant ── selects ── findWhere, if there is a condition ── findPage
+//
+// Only findWhere asks boards. A cursor is a position in the order of names and no offset, so boards that come
+// and go between two pages shift nothing; with a condition, each page decides it again.
 func (p *Plugin) find(ctx context.Context, r *kernel.Request) (*kernel.Result, error) {
 	began := p.opt.Now()
 	args := findArguments{Limit: defaultFound}
@@ -110,8 +115,10 @@ func (p *Plugin) find(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 	return p.findPage(r, boards[:min(args.Limit, len(boards))], len(boards), began, &out, &shown)
 }
 
-// findWhere returns the boards that a condition selects, of those that the other arguments did. It
-// marks the condition's metrics in shown.
+// findWhere returns the boards that a condition selects, of those that the other arguments did. It marks the
+// condition's metrics in shown, and counts the boards of which it could not be decided in out. A board is
+// asked only for figures on which the decision depends: for cpu_pct > 80 and temperature_c > 70 the sensors of
+// a board that is idle are not read.
 func (p *Plugin) findWhere(ctx context.Context, r *kernel.Request, where string, boards []Board, out *foundBoards, shown *[numMetrics]bool) ([]Board, error) {
 	c, err := parseWhere(where)
 	if err != nil {
@@ -197,10 +204,10 @@ func (b *Board) contains(text string) bool {
 		slices.ContainsFunc(b.Tags, func(tag string) bool { return strings.Contains(tag, text) })
 }
 
-// position orders boards by name, and tells those of one name apart.
+// position orders boards by name, and those of one name by id. It is what a cursor holds.
 func (b *Board) position() string { return b.Name + " " + b.ID }
 
-// foundRow is how fleet.find shows a board.
+// foundRow is how fleet.find and fleet.describe show a board, without figures.
 func foundRow(b *Board) foundBoard {
 	row := foundBoard{Name: b.Name, ID: b.ID, Status: b.Status, Tags: b.Tags, Clone: b.CloneSuspected}
 	if !b.NameSet {

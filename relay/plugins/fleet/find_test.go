@@ -80,7 +80,7 @@ func TestFindPages(t *testing.T) {
 	for i := range f.boards {
 		b := &f.boards[i]
 		b.Name, b.NameSet, b.Status, b.CloneSuspected, b.LastSeenMS = fmt.Sprintf("%s-%03d", strings.Repeat("n", 28), i/2), false, Suspect, true, math.MaxInt64
-		for range 16 {
+		for range i % 17 { // rows of many sizes
 			b.Tags = append(b.Tags, strings.Repeat("t", 32))
 		}
 		p.figures.put(b.ID, manifest.KindMetrics, []byte(`{"cpu_pct":99.99,"mem_bytes":9007199254740991,"mem_total_bytes":9007199254740991,"disk_pct":99.99,`+

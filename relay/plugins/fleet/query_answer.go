@@ -10,7 +10,8 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// rank returns the indexes of the boards that a query with top names, the first first.
+// rank returns the indexes of the boards that a query with top names, the highest first, or the lowest.
+// Boards of equal value stay in the order of their names, so that the same question has the same answer.
 func rank(q *queryPlan, boards []boardValues) []int {
 	if q.top == 0 {
 		return nil
@@ -48,6 +49,8 @@ func valuesOf(boards []boardValues, i int) (list []float64) {
 // median is that of an ascending list; NaN of an empty one.
 func median(sorted []float64) float64 { return quantile(sorted, 0.5) }
 
+// quantile is the value below which a part of an ascending list lies, interpolated between the two nearest
+// ones; NaN of an empty list.
 func quantile(sorted []float64, part float64) float64 {
 	if len(sorted) == 0 {
 		return math.NaN()
@@ -81,6 +84,7 @@ type answered struct {
 	Missing  map[string]*missing `json:"missing,omitempty"` // by reason
 }
 
+// missing are the boards without a value for one reason.
 type missing struct {
 	N      int      `json:"n"`
 	Boards []string `json:"boards,omitempty"` // some of them
@@ -129,7 +133,8 @@ type fleetSeries struct {
 	Values map[string][]*rounded `json:"values"`
 }
 
-// rounded is a number with as many digits as say something.
+// rounded is a number with as many digits as say something: two decimals, and none from 10,000 on. It also
+// saves bytes of an answer that has to fit MaxAnswer.
 type rounded float64
 
 // MarshalJSON implements json.Marshaler.
@@ -153,6 +158,8 @@ const (
 	farOut    = 3
 )
 
+// newQueryAnswer makes the answer of what the boards answered. named are the indexes of the boards of the
+// top, totals the values of the steps if the query has some.
 func newQueryAnswer(q *queryPlan, boards []boardValues, named []int, totals *seriesTotals, now time.Time) *queryAnswer {
 	a := &queryAnswer{Figures: figuresOf(q, boards), Boards: countAnswered(boards)}
 	if q.isNow {
@@ -184,6 +191,7 @@ func newQueryAnswer(q *queryPlan, boards []boardValues, named []int, totals *ser
 	return a
 }
 
+// rfc3339 is how answers write times, to the second.
 func rfc3339(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
 // known is a value, nil for NaN.
@@ -237,6 +245,8 @@ func countAnswered(boards []boardValues) answered {
 	return a
 }
 
+// newNamedBoard is a row of the top, with the values of all metrics that the board has, and since when the
+// first one has been beyond the level.
 func newNamedBoard(q *queryPlan, b *boardValues) namedBoard {
 	n := namedBoard{Name: b.board.Name, ID: b.board.ID, Values: make(map[string]rounded)}
 	for i, m := range q.metrics {

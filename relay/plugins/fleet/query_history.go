@@ -12,6 +12,16 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// A board computes its values itself, by system.history: one value for each step of the window, of raw
+// samples or of what it has aggregated before. Two things can go differently from a single answer:
+//
+//	the board answers a part, and a cursor      the next page is asked for (readHistory)
+//	a step takes it longer than a call may      the same window in smaller steps, put together here
+//	                                            (askHistory)
+//
+// Boards are not trusted: an answer with other steps, times or metrics than were asked for is errBadHistory,
+// and a value that a metric cannot have is none (metric.possible).
+
 // maxHistoryPages bounds the pages of an answer that are read of one board: a board with a slow card
 // reads in two seconds what it can, and leaves the rest to the next page.
 const maxHistoryPages = 4
@@ -25,9 +35,11 @@ type historyRequest struct {
 	aggregate string
 }
 
+// points is how many values a metric has: the last step may be shorter.
 func (h *historyRequest) points() int { return int((h.to - h.from + h.step - 1) / h.step) }
 
-// names are the names of the metrics in system.history.
+// names are the names of the metrics in system.history, each once: mem_pct is made of the same values as
+// mem_bytes.
 func (h *historyRequest) names() (names []string) {
 	for _, m := range h.metrics {
 		for _, name := range metrics[m].recorded() {
@@ -129,6 +141,8 @@ func (p *Plugin) readHistory(ctx context.Context, r *kernel.Request, tool string
 	return nil, errSlowHistory
 }
 
+// readHistoryPage reads the page at a cursor, "" for the first one. The kernel has checked the answer against
+// the tool's schema, but not whether it fits the question.
 func (p *Plugin) readHistoryPage(ctx context.Context, r *kernel.Request, tool string, h *historyRequest, names []string, cursor string) (*historyPage, error) {
 	args, err := json.Marshal(struct {
 		FromMS    int64    `json:"from_ms"`
@@ -169,7 +183,8 @@ func (p *Plugin) callWhenFree(ctx context.Context, r *kernel.Request, tool strin
 	}
 }
 
-// fits reports whether a page answers the question, and the index of its first value.
+// fits reports whether a page answers the question, and the index of its first value. A page begins at a
+// step of the question, has all of its metrics with equally many values, and none beyond the end.
 func (a *historyPage) fits(h *historyRequest, names []string) (first int, ok bool) {
 	offset := a.FromMS - h.from
 	if a.StepMS != h.step || offset < 0 || offset%h.step != 0 || offset/h.step > int64(h.points()) {
@@ -206,7 +221,8 @@ func (h *historyRequest) convert(recorded map[string][]float64) [][]float64 {
 	return values
 }
 
-// foldValues makes one value of those of consecutive steps; NaN if all are.
+// foldValues makes one value of those of consecutive steps; NaN if all are. A mean of means counts each step
+// once, however many samples it has: steps of a window are equally long but for the last.
 func foldValues(list []float64, aggregate string) float64 {
 	n, result := 0, math.NaN()
 	for _, v := range list {
@@ -262,7 +278,8 @@ type change struct {
 }
 
 // findChange finds the latest run of values that are at or beyond level; up: above it. Unknown values
-// do not end a run: a board does not cool down while it is off.
+// do not end a run: a board does not cool down while it is off. It goes from the newest value back: first to
+// the end of the run, then to its begin. from and step are milliseconds; ok is false if there is no run.
 func findChange(values []float64, from, step int64, level float64, up bool) (c change, ok bool) {
 	beyond := func(v float64) bool { return up && v >= level || !up && v <= level }
 	at := func(i int) time.Time { return time.UnixMilli(from + int64(i)*step) }

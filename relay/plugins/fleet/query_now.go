@@ -14,6 +14,14 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// A figure of now comes from the cheapest source that has it:
+//
+//	the cache, or a frame of an open stream   no question (figureCache.get)
+//	system.history, the last seconds          one question for all recorded figures (askRecorded)
+//	metrics.snapshot                          figures of a frame
+//	system.modules                            a reading of the sensors, which is the most work for a board
+//
+// The history is asked only if a figure of modules is missing: a frame alone is as cheap.
 const (
 	// nowTime is for all boards of a question about now; one has askTimeout for each of its tools.
 	nowTime = 3 * time.Second
@@ -56,7 +64,8 @@ func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, bo
 	}
 }
 
-// takeFigures takes the values of the plan's metrics. A board without any has no data.
+// takeFigures takes the values of the plan's metrics. A board without any of them is missing as
+// reasonNotMeasured, until an error of one of its tools says more (askNow).
 func (b *boardValues) takeFigures(q *queryPlan, f *figures) {
 	b.why = reasonNotMeasured
 	for i, m := range q.metrics {
@@ -158,6 +167,7 @@ const (
 	noTag        = "untagged"
 )
 
+// get returns a model that is not older than maxModelAge; "" with ok is a board without the tool.
 func (c *modelCache) get(key string, now time.Time) (model string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,6 +175,7 @@ func (c *modelCache) get(key string, now time.Time) (model string, ok bool) {
 	return k.model, ok && now.Sub(k.at) <= maxModelAge
 }
 
+// put keeps a model. A full cache is emptied: it fills again with one question to each board.
 func (c *modelCache) put(key, model string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +215,7 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 	})
 }
 
-// boardModel asks a board for its model.
+// boardModel asks a board for its model, and keeps it: the text of the board, cut to maxModelText bytes.
 func (p *Plugin) boardModel(ctx context.Context, r *kernel.Request, nodeID string) (string, error) {
 	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, manifest.KindInfo, manifest.VerbGet)
 	if !ok {

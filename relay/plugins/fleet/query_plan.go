@@ -92,15 +92,16 @@ var queryInput = arguments.Object{
 	{Name: "top", Type: arguments.Integer, Min: -maxTop, Max: maxTop, Description: "name the N highest boards and since when; negative: lowest", Example: 3},
 }
 
-// queryPlan is a query whose arguments were checked.
+// queryPlan is a query whose arguments were checked. It is read only from then on, since boards are asked
+// concurrently.
 type queryPlan struct {
-	metrics   []int // indexes of package's metrics
-	isNow     bool
-	from, to  time.Time // of a query that is not about now
-	step      time.Duration
-	aggregate string
-	groupBy   string
-	top       int
+	metrics   []int         // indexes of package's metrics
+	isNow     bool          // about the present figures: from, to and step are zero
+	from, to  time.Time     // of a query that is not about now
+	step      time.Duration // of the series in the answer; 0: none
+	aggregate string        // of each board's values, one of the aggregates
+	groupBy   string        // "" for no groups
+	top       int           // how many of the highest boards are named; negative: of the lowest
 }
 
 // defaultQueryMetrics are those of a query without metrics.
@@ -144,7 +145,8 @@ func newQueryPlan(a *queryArguments, now time.Time) (*queryPlan, error) {
 	return q, q.parseStep(a)
 }
 
-// parseStep checks the step, and chooses the one with which boards are asked.
+// parseStep checks the step. A window has at most maxSeriesValues steps, of all metrics together, and the
+// error of a shorter step names one that fits.
 func (q *queryPlan) parseStep(a *queryArguments) error {
 	if a.Step == "" {
 		return nil
@@ -218,7 +220,8 @@ func parseMetrics(keys, defaults []string) (list []int, err error) {
 	return list, nil
 }
 
-// parseMoment reads a time: a duration before now, RFC 3339, a date (UTC), or milliseconds since 1970.
+// parseMoment reads a time: a duration before now, RFC 3339, a date (UTC), or milliseconds since 1970. Models
+// write times in all of these forms, whatever the description of the argument says.
 func parseMoment(argument, s string, now time.Time) (time.Time, error) {
 	text := strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(s), "-"), " ago")
 	if text == "now" {
@@ -276,7 +279,8 @@ func (p *Plugin) selectBoards(c *kernel.Caller, selectors []string) ([]Board, er
 	return list, nil
 }
 
-// selectInto marks the boards that one selector matches.
+// selectInto marks the boards that one selector matches, an index of all in selected. A word that is no tag,
+// status or "all" names one board, as in Resolve.
 func (p *Plugin) selectInto(c *kernel.Caller, all []Board, selected []bool, selector string) error {
 	matches := func(b *Board) bool { return true }
 	tag, isTag := strings.CutPrefix(selector, selectTag)

@@ -127,7 +127,7 @@ func TestLowest(t *testing.T) {
 			if i == 4 {
 				return 2
 			}
-			return 30
+			return 30 + float64(i)/100 // as usual, but not the same
 		}
 		p := f.plugin()
 		if r := query(t, p, `{"metrics":["cpu_pct"],"top":-1}`); len(r.Top) != 1 || r.Top[0].Name != boardName(4) || r.Top[0].SinceBefore == "" {

@@ -9,7 +9,7 @@ import (
 
 // Bounds of the boards that are asked at a time, by all callers of a tenant together.
 const (
-	maxAsked = 64 // that have not been asked for long
+	maxAsked = 64 // that have been asked for less than slowAfter
 	// slowAfter is when a board no longer counts against maxAsked, so that a few silent boards do not
 	// keep a call from all others. maxSlow bounds how many there are of these.
 	slowAfter = 200 * time.Millisecond
@@ -48,6 +48,7 @@ func (s *askSlots) enter(tenant string) *tenantSlots {
 	return t
 }
 
+// leave ends what enter began. The slots of a tenant that nobody uses are dropped.
 func (s *askSlots) leave(tenant string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +96,12 @@ func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.
 	return started
 }
 
-// askLease holds one slot: a fast one, and later a slow one if there is one.
+// askLease holds one slot from before a board is asked until it has answered:
+//
+//	fast ── slowAfter ──> slow, if one is free; else it stays fast
+//	fast or slow ── release ──> done
+//
+// mu makes sure that a lease which ends at the moment of its move gives back the slot that it has.
 type askLease struct {
 	slots *tenantSlots
 	timer *time.Timer
@@ -107,6 +113,8 @@ type askLease struct {
 // begin starts the time after which the lease moves.
 func (l *askLease) begin() { l.timer = time.AfterFunc(slowAfter, l.move) }
 
+// move exchanges the fast slot for a slow one. Without a free one the board goes on to count as fast, which
+// bounds all boards that are asked by maxAsked and maxSlow together.
 func (l *askLease) move() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,6 +129,7 @@ func (l *askLease) move() {
 	}
 }
 
+// release gives back the slot.
 func (l *askLease) release() {
 	l.timer.Stop()
 	l.mu.Lock()

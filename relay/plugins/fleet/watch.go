@@ -19,6 +19,16 @@ import (
 
 // fleet.watch watches some boards for some seconds. It is a stream whose frames are what was seen so
 // far, one every watchReport; the last one is the result.
+//
+//	kernel ── Notify, Next, Err, Close ──> watchStream
+//	             run ──┬─ watchBoard, one for each board
+//	                   │     followFrames   the board's own metric stream, for figures of frames
+//	                   │     pollModules    asks every watchPoll, for figures of modules
+//	                   └─ publish(summarize) every watchReport, and at the end
+//
+// A board that cannot be watched any more keeps what was seen of it, and the reason (watchedBoard.why). The
+// watch ends early when that is so of all boards. Frames that the kernel does not take in time are replaced
+// by newer ones, which have all that they had.
 
 // Bounds of a watch.
 const (
@@ -117,7 +127,8 @@ type watchedBoard struct {
 	seen  []observed // by metric
 }
 
-// observed are the values of one metric.
+// observed are the values of one metric. points are the first maxWatchPoints of them: at watchInterval a
+// watch has no more than that.
 type observed struct {
 	tally
 	last   float64
@@ -171,8 +182,9 @@ func (w *watchStream) Close() {
 	<-w.done
 }
 
-// run watches until the time is over, ctx ends or no board is left. Boards are watched in a goroutine each, since a slow
-// one must not delay the others; run waits for all.
+// run watches until the time is over, ctx ends or no board is left. Each board is watched in its own
+// goroutine, since a slow one must not delay the others; run waits for all of them. The end of the time is
+// the end of their context, so that there is one way out of the loop.
 func (w *watchStream) run(ctx context.Context) {
 	began := time.Now()
 	watching, stop := context.WithTimeout(ctx, time.Duration(w.seconds)*time.Second)
@@ -246,7 +258,8 @@ func (b *watchedBoard) failed(err error) {
 	b.why = reasonOf(err)
 }
 
-// followFrames takes the frames of a board's metric stream until ctx ends.
+// followFrames takes the frames of a board's metric stream until ctx ends, which is no error. The stream is
+// shared: the hub asks the board for one, however many callers watch it.
 func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	r := &w.request
 	name, ok := w.plugin.boardTool(ctx, r.Caller.Tenant, b.board.ID, manifest.KindMetrics, manifest.VerbSubscribe)
@@ -349,7 +362,8 @@ type observedAnswer struct {
 	Points []rounded `json:"points,omitempty"`
 }
 
-// summarize encodes what was seen, with as many points as fit.
+// summarize encodes what was seen. While that has more than maxWatchAnswer bytes, the points of each metric
+// are halved, at last to none; minimum, mean, maximum and the last value stay.
 func (w *watchStream) summarize(took time.Duration) []byte {
 	for limit := maxWatchPoints; ; limit /= 2 {
 		a := watchAnswer{Seconds: math.Round(10*took.Seconds()) / 10, Boards: []watchedAnswer{}}

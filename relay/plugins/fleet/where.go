@@ -29,7 +29,8 @@ const (
 	maxDepth       = 8 // of parentheses
 )
 
-// truth is the value of a condition.
+// truth is the value of a condition. The order of the values makes "and" their minimum and "or" their
+// maximum.
 type truth int8
 
 const (
@@ -38,7 +39,8 @@ const (
 	isTrue
 )
 
-// condition is a node of a parsed where. Of an "or" and an "and" all parts are set.
+// condition is a node of a parsed where: an "or" or an "and" of parts, or the comparison of a metric with a
+// number. It is read only once it is parsed.
 type condition struct {
 	op     string // "or", "and", or a comparison's operator
 	parts  []*condition
@@ -100,7 +102,8 @@ func (c *condition) uses(used *[numMetrics]bool) {
 	}
 }
 
-// parser reads a where from left to right.
+// parser reads a where from left to right, without going back: each rule of the grammar is a method, which
+// looks at the next token and takes it with accept, or by moving pos.
 type parser struct {
 	text        string
 	pos         int // of the next character
@@ -121,6 +124,7 @@ func parseWhere(text string) (*condition, error) {
 	return c, nil
 }
 
+// fail is the error at the present place. expected is in words of the grammar, never of the caller.
 func (p *parser) fail(expected string) error {
 	p.skipSpace()
 	place := fmt.Sprintf("at character %d", p.pos+1)
@@ -179,15 +183,18 @@ func (p *parser) accept(token string) bool {
 	return true
 }
 
+// or parses a "where" of the grammar. depth is how many parentheses are open.
 func (p *parser) or(depth int) (*condition, error) {
 	return p.list("or", func() (*condition, error) { return p.and(depth) })
 }
 
+// and parses a "term".
 func (p *parser) and(depth int) (*condition, error) {
 	return p.list("and", func() (*condition, error) { return p.factor(depth) })
 }
 
-// list parses one or more parts with a word between them.
+// list parses one or more parts with a word between them. A single part is returned as it is, so that the
+// tree has no nodes that decide nothing.
 func (p *parser) list(word string, part func() (*condition, error)) (*condition, error) {
 	c := &condition{op: word}
 	for {
@@ -206,6 +213,7 @@ func (p *parser) list(word string, part func() (*condition, error)) (*condition,
 	return c, nil
 }
 
+// factor parses a comparison, or a "where" in parentheses, at most maxDepth in one another.
 func (p *parser) factor(depth int) (*condition, error) {
 	if !p.accept("(") {
 		return p.comparison()
@@ -223,6 +231,8 @@ func (p *parser) factor(depth int) (*condition, error) {
 	return c, nil
 }
 
+// comparison parses metric, operator and number. ParseFloat also knows words such as inf and nan, which are
+// no numbers here.
 func (p *parser) comparison() (*condition, error) {
 	word := p.token()
 	c := &condition{metric: metricIndex(strings.ToLower(word))}
