@@ -12,6 +12,18 @@ import (
 	"time"
 )
 
+// The life of a ticket, by the events of its alert:
+//
+//	no ticket, or a finished one ── raised ──> open (create)
+//	open ── raised ──> a comment, at most one in commentInterval (raiseAgain)
+//	open ── cleared ──> resolved
+//	resolved ── raised ──> open again
+//	resolved for closeAfter ──> closed (closeOld)
+//
+// Changes of a status are scheduled, and made at most once in changeInterval: changeDue applies the newest one.
+// People may change tickets too. What they did is seen by events (applyTicketEvent), or by the refusal of a
+// change that is no longer possible.
+
 // tenant is what the plugin knows of the tickets that it made in a tenant.
 type tenant struct {
 	name    string
@@ -49,7 +61,7 @@ func (t *ticket) isOpen() bool {
 // isFinished reports whether the ticket is of the past: a new alert opens another.
 func (t *ticket) isFinished() bool { return !t.isOpen() && t.status != "resolved" }
 
-// row is a ticket as the tools answer.
+// row is a ticket as the tools tickets.* answer, as far as the plugin needs it.
 type row struct {
 	ID        string `json:"id"`
 	Title     string `json:"title"`
@@ -95,7 +107,9 @@ func (p *plugin) loadTenant(ctx context.Context, name string) (*tenant, error) {
 	return t, nil
 }
 
-// add keeps a ticket. Its last comment may have been its newest change.
+// add keeps a ticket, in place of an older one of its alert. Its last comment may have been its newest change,
+// so that after a restart the next comment waits for commentInterval. Beyond maxTracked the finished tickets
+// are forgotten: a new alert opens another one anyway.
 func (t *tenant) add(k alertKey, r *row) *ticket {
 	if old := t.tickets[k]; old != nil {
 		delete(t.byID, old.id)
@@ -200,7 +214,8 @@ func (t *tenant) applyTicketEvent(e *event) {
 	}
 }
 
-// create opens a ticket. The same event opens the same one, however often it is handled.
+// create opens a ticket. The same event opens the same one, however often it is handled: the idempotency key is
+// made of the board, the rule and the event's seq.
 func (p *plugin) create(ctx context.Context, t *tenant, e *event, a *alert) {
 	k := alertKey{a.NodeID, a.rule()}
 	if t.countOpen(k.node) >= maxOpen {
@@ -243,7 +258,9 @@ func (p *plugin) skip(ctx context.Context, tenant, node string, payload map[stri
 	_, _ = p.ask(ctx, "append", map[string]any{"type": "triage.skipped", "tenant": tenant, "aggregate_id": node, "payload": payload})
 }
 
-// raiseAgain comments on a ticket whose alert was raised again, and opens it if it was resolved.
+// raiseAgain comments on a ticket whose alert was raised again, and opens it if it was resolved. Alerts within
+// commentInterval are only counted, and the next comment says how many there were. Opening counts against
+// maxOpen, like a new ticket.
 func (p *plugin) raiseAgain(ctx context.Context, tk *ticket, a *alert) {
 	if !tk.isOpen() && tk.tenant.countOpen(tk.key.node) >= maxOpen {
 		p.skip(ctx, tk.tenant.name, tk.key.node, map[string]any{"rule": tk.key.rule, "open_tickets": maxOpen})

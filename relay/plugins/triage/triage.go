@@ -69,7 +69,14 @@ type event struct {
 	Payload      json.RawMessage `json:"payload"`
 }
 
-// plugin is one connection. Its fields belong to the goroutine of run, but for the channels.
+// plugin is one connection. Its fields belong to the goroutine of run, but for the channels, which the
+// notifications of the relay fill:
+//
+//	relay ── methods ── events, consents, ended, overflow ── run ── ask ──> relay
+//
+// run waits for each answer before it takes the next event, so that events are handled in their order. While it
+// waits, events queue up; beyond maxQueue they are dropped, and the plugin subscribes again from the last one
+// that it has handled.
 type plugin struct {
 	cfg Config
 	srv *jrpc2.Server
@@ -173,7 +180,8 @@ func replace[T any](c chan T, v T) {
 	c <- v
 }
 
-// run handles what arrives until ctx ends.
+// run handles what arrives until ctx ends. Without a subscription that the consent would allow it tries again
+// every maxRetry.
 func (p *plugin) run(ctx context.Context) {
 	closing := time.NewTicker(closeInterval)
 	defer closing.Stop()

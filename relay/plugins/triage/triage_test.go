@@ -268,6 +268,7 @@ func TestNewConnectionGoesOn(t *testing.T) {
 		stop := r.start(Config{})
 		r.alert("raised", "n1", "full")
 		r.alert("raised", "n1", "hot")
+		time.Sleep(commentInterval) // an alert that is handled again would be a comment
 		stop()
 		defer r.start(Config{})()
 		r.wantTickets(
@@ -368,14 +369,15 @@ func TestRetries(t *testing.T) {
 		r.mu.Lock()
 		r.refusals = 4
 		r.mu.Unlock()
+		r.alert("raised", "n1", "full") // refused at first
 		const rules = 8
 		for i := range maxQueue + 50 {
 			r.alert("raised", "n1", fmt.Sprintf("rule%d", i%rules))
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if n := len(r.tickets); n != rules {
-			t.Errorf("%d tickets, want %d: %q", n, rules, r.lines())
+		if n := len(r.tickets); n != 1+rules {
+			t.Errorf("%d tickets, want %d: %q", n, 1+rules, r.lines())
 		}
 	})
 }
@@ -387,6 +389,9 @@ func TestSubscriptionEnds(t *testing.T) {
 		defer r.start(Config{})()
 		r.notify("agentctl/ended", map[string]any{"subscription": fmt.Sprint(r.subs), "reason": "test"})
 		synctest.Wait()
+		if r.subs != 2 {
+			t.Errorf("%d subscriptions were made, want another one after the first", r.subs)
+		}
 		r.alert("raised", "n3", "full")
 		r.wantTickets("n3: Alert full, open, normal, 0 comments")
 	})
