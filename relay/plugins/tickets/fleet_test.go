@@ -115,6 +115,7 @@ func TestFleetToolsRefuse(t *testing.T) {
 		{"ticket", object{"id": id}, manifest.ManifestInvalid, oneChange},
 		{"ticket", object{"id": id, "comment": "x", "status": "open"}, manifest.ManifestInvalid, oneChange},
 		{"ticket", object{"id": id, "title": "x"}, manifest.ManifestInvalid, oneChange},
+		{"ticket", object{"id": id, "title": "x", "status": "open"}, manifest.ManifestInvalid, oneChange},
 		{"ticket", object{"id": id, "status": "approved"}, manifest.ManifestInvalid, "must be one of open"},
 		{"ticket", object{"title": "x", "expires_in_s": 60}, manifest.ManifestInvalid, "needs action"},
 		{"ticket", object{"title": "x", "board": "cellar"}, manifest.SafetyDenied, "none of your boards"},
