@@ -508,6 +508,7 @@ func TestBusRequests(t *testing.T) {
 		{"all topics", "subscribe", params{"topics": []string{"*"}}, "E_SAFETY_DENIED manifest"},
 		{"a topic of another tenant", "subscribe", params{"topics": []string{"alert"}, "tenant": "b"}, "E_SAFETY_DENIED tenant"},
 		{"topics and a resource", "subscribe", params{"topics": []string{"alert"}, "uri": "mcp://x/y"}, "E_BAD_REQUEST"},
+		{"two places to begin", "subscribe", params{"topics": []string{"alert"}, "since_s": 60, "after": 0}, "E_BAD_REQUEST"},
 		{"another resource", "subscribe", params{"uri": "mcp://x/y"}, "E_SAFETY_DENIED manifest"},
 		{"no such subscription", "unsubscribe", params{"subscription": "7"}, "E_BAD_REQUEST"},
 		{"no such method", "publish", params{}, ""},
@@ -564,6 +565,25 @@ func TestBusSubscription(t *testing.T) {
 		}
 		if got := ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}}); got != "E_SAFETY_DENIED consent" {
 			t.Errorf("another subscription without consent: %s", got)
+		}
+	})
+}
+
+// A consent for all tenants does not cover the relay's own events, which have none.
+func TestBusSubscriptionToAllTenants(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, r := newNotesPlugin(t, `{"subscribe": ["alert"]}`)
+		r.allow(p, AllTenants)
+		p.notification(t) // of the consent
+		ask(t.Context(), p.server(), "subscribe", map[string]any{"topics": []string{"alert"}})
+		for _, tenant := range []string{"", "b"} {
+			if _, err := r.log.Append(t.Context(), kernel.Event{Tenant: tenant, Type: "alert.raised", CreatedMS: 5}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := `event {"subscription":"1","tenant":"b","topic":"alert","seq":2,"type":"alert.raised","created_at":5,"payload":{}}`
+		if got := p.notification(t); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	})
 }

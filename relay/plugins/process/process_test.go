@@ -374,12 +374,15 @@ func TestPluginLearnsItsCaller(t *testing.T) {
 	}
 	lines := func() *observer.ObservedLogs { return r.logs.FilterMessage("plugin stderr") }
 	until(t, "a line of stderr", func() bool { return lines().Len() > 0 })
-	if line := fmt.Sprint(lines().All()[0].ContextMap()["line"]); !strings.Contains(line, trace) || !strings.Contains(line, `"agent_id":"tester"`) {
-		t.Errorf("the plugin got %s, want the trace id and the caller in it", line)
+	line := fmt.Sprint(lines().All()[0].ContextMap()["line"])
+	for _, want := range []string{`"traceparent":"00-` + trace + `-`, `"agentctl/caller":{"agent_id":"tester","tenant":"default"}`} {
+		if !strings.Contains(line, want) {
+			t.Errorf("the plugin got %s, want %s in it", line, want)
+		}
 	}
 }
 
-// TestRefused: what is wrong with a folder is said before anything runs.
+// What is wrong with a folder is said before anything runs.
 func TestRefused(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
