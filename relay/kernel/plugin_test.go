@@ -183,6 +183,9 @@ func listAllTools(t *testing.T, k *kernel.Kernel, c *kernel.Caller, limit int) (
 			names = append(names, tool.Name)
 			after = tool.Name
 		}
+		if len(names) > 20 {
+			t.Fatalf("the list does not end: %v", names)
+		}
 		passing := board("a", "01hzx9k3m4p7q8r9s0t1v2w3x0")
 		load(t, k, passing)
 		k.Unload(passing)
@@ -240,6 +243,9 @@ func TestVisibleResources(t *testing.T) {
 		for _, r := range page {
 			uris = append(uris, r.URI)
 			after = r.URI
+		}
+		if len(uris) > 20 {
+			t.Fatalf("the list does not end: %v", uris)
 		}
 	}
 	if want := []string{metricsURI(nodeA), metricsURI(nodeB), "zoo://all"}; !slices.Equal(uris, want) {
