@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -288,6 +289,48 @@ func TestSmallerBound(t *testing.T) {
 		}
 	}
 	integrity(t, path)
+}
+
+// A log that has shrunk while another program read it gives the space back at the next check, also if
+// nothing is appended.
+func TestShrinkBesideReader(t *testing.T) {
+	path := logPath(t)
+	s := open(t, Options{Path: path, MaxBytes: 4 << 20})
+	stop := run(t, s)
+	appendAll(t, s, 128*16, func(i int) kernel.Event {
+		e := stateEvent("a", "t", 700)
+		e.Type = "call"
+		return e
+	})
+	stop()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db := openRaw(t, path)
+	for _, q := range []string{"UPDATE chains SET mark = last + 1", "DELETE FROM calls"} {
+		if _, err := db.Exec(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	db.Close()
+
+	s = open(t, Options{Path: path, MaxBytes: minBytes})
+	closeSnapshot := takeSnapshot(t, path)
+	for s.space.filePages > s.space.maxPages {
+		if err := errors.Join(s.shrink(), s.readSpace()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := fileBytes(path); n <= minBytes {
+		t.Fatalf("the files have %d bytes while they are read, want more than %d", n, minBytes)
+	}
+	closeSnapshot()
+	var wg sync.WaitGroup
+	s.startRetention(t.Context(), &wg)
+	wg.Wait()
+	if n := fileBytes(path); n > minBytes || s.Stats().OverBound {
+		t.Errorf("afterwards the files have %d bytes, want at most %d", n, minBytes)
+	}
 }
 
 // Thousands of tenants have a chain each, up to a bound; what a new tenant appends beyond it is refused and

@@ -123,6 +123,9 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 			s.recordRetention(ClassState, err)
 		}
 	}
+	if s.bytes.Load() > s.opts.MaxBytes {
+		s.truncateFiles()
+	}
 	if !k.calls.active {
 		if v, err := s.victim(ClassCalls, nil, false); err != nil {
 			s.recordRetention(ClassCalls, err)

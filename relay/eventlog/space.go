@@ -262,3 +262,12 @@ func (s *Store) shrink() error {
 	s.checkpoint()
 	return s.exec(fmt.Sprintf("PRAGMA max_page_count = %d", r.maxPages))
 }
+
+// truncateFiles empties the write-ahead log if no reader prevents it. The file of the database becomes
+// shorter only then, after shrink: without it, it would keep its size until the next events.
+func (s *Store) truncateFiles() {
+	if _, err := s.truncateWAL(); err != nil {
+		s.recordRetention(ClassState, err)
+	}
+	s.bytes.Store(fileBytes(s.opts.Path))
+}
