@@ -10,9 +10,11 @@ import (
 
 // Every command initializes all packages of the binary. Ours compile no schema and no regular
 // expression there: each has a bound on the allocations of its initialization, which unlike its
-// time is the same on every run. One schema of a tool takes about 300.
+// time is the same on every run. One schema of a tool takes about 300. Other packages have a wider
+// bound, so that a new library that works at the start is noticed; docs/performance.md, "The start of
+// a command", has the one exception.
 func TestInitIsCheap(t *testing.T) {
-	const maxAllocs, maxBytes = 150, 16 << 10
+	const exception = "github.com/santhosh-tekuri/jsonschema/v6"
 	for _, name := range []string{"agentctl", "agentctl-board"} {
 		tags := ""
 		if name == "agentctl-board" {
@@ -34,10 +36,14 @@ func TestInitIsCheap(t *testing.T) {
 			if _, err := fmt.Sscanf(line, "init %s @%f ms, %f ms clock, %d bytes, %d allocs", &path, &at, &clock, &size, &allocs); err != nil {
 				t.Fatalf("%s: %v: %q", name, err, line)
 			}
-			if path != "main" && !strings.HasPrefix(path, "agentctl/") {
+			maxAllocs, maxBytes := 600, 128<<10
+			switch {
+			case path == exception:
 				continue
+			case path == "main" || strings.HasPrefix(path, "agentctl/"):
+				packages++
+				maxAllocs, maxBytes = 150, 16<<10
 			}
-			packages++
 			if allocs > maxAllocs || size > maxBytes {
 				t.Errorf("%s: the initialization of %s makes %d allocations, %d bytes: at most %d and %d; use lazyregexp or sync.OnceValue", name, path, allocs, size, maxAllocs, maxBytes)
 			}
