@@ -374,8 +374,7 @@ func TestDeadIdleBoard(t *testing.T) {
 }
 
 // TestPacing: of boards that come all at once, 250 handshakes begin and end in a second, and none is
-// refused; a small relay's
-// boards do not wait.
+// refused. A board that comes alone does not wait.
 func TestPacing(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		r := newTestHub(t)
