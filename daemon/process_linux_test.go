@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"runtime"
@@ -19,9 +20,13 @@ func TestMain(m *testing.M) {
 	if os.Getenv(tuneEnv) != "" {
 		TuneProcess()
 		slacks := map[string]bool{}
+		runtime.LockOSThread()
 		threads, err := os.ReadDir("/proc/self/task")
 		for _, thread := range threads {
 			slack, readErr := os.ReadFile("/proc/" + thread.Name() + "/timerslack_ns")
+			if errors.Is(readErr, fs.ErrPermission) {
+				continue // only root may read that of another thread
+			}
 			slacks[strings.TrimSpace(string(slack))] = true
 			err = errors.Join(err, readErr)
 		}
