@@ -106,7 +106,7 @@ func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 		}
 		if at, again := seen[key]; again {
 			if len(mt.point) < len(list[at].point) {
-				list[at].point = mt.point // "/" tells a person more than a path in a sandbox
+				list[at].point = mt.point // "/" is of more use than a path in a sandbox
 			}
 			return true
 		}

@@ -28,6 +28,7 @@ package inspect
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"unicode"
@@ -50,36 +51,36 @@ func (o *Options) now() (int64, bool) {
 	return o.Now()
 }
 
-// maxHung bounds the goroutines that read the same part. A board runs two inspections at a time, so
-// a part is refused only if earlier reads of it hang. Later answers then lack that part and no other.
+// maxHung bounds the goroutines that read the same part. A board answers two calls of a kind at a time,
+// so a part is refused only if earlier reads of it hang. Later answers then lack that part and no other.
 const maxHung = 2
 
 // guard counts the goroutines that read each part. Its zero value is ready.
 type guard struct {
 	mu      sync.Mutex     // protects running
-	running map[string]int // by name of the part
+	running map[string]int // by type of the answer and name of the part
 }
 
 // start counts another goroutine for a part; false if maxHung of them run already.
-func (g *guard) start(name string) bool {
+func (g *guard) start(key string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running[name] >= maxHung {
+	if g.running[key] >= maxHung {
 		return false
 	}
 	if g.running == nil {
 		g.running = make(map[string]int)
 	}
-	g.running[name]++
+	g.running[key]++
 	return true
 }
 
 // end counts a goroutine as ended.
-func (g *guard) end(name string) {
+func (g *guard) end(key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.running[name]--; g.running[name] == 0 {
-		delete(g.running, name)
+	if g.running[key]--; g.running[key] == 0 {
+		delete(g.running, key)
 	}
 }
 
@@ -103,13 +104,14 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 	done := make([]bool, len(parts))
 	waiting := 0
 	for i, p := range parts {
-		if !g.start(p.name) {
+		key := fmt.Sprintf("%T %s", out, p.name) // two answers have a part "processes"
+		if !g.start(key) {
 			continue
 		}
 		waiting++
 		go func() {
 			enter := p.read(ctx)
-			g.end(p.name) // before the send: the caller may ask again as soon as it has the result
+			g.end(key) // before the send: the caller may ask again as soon as it has the result
 			results <- result{i, enter}
 		}()
 	}

@@ -55,6 +55,24 @@ func TestCollectBoundsHungGoroutines(t *testing.T) {
 	})
 }
 
+// Reads for one kind of answer do not count for another that has a part of the same name: system.info
+// and system.processes both have "processes".
+func TestCollectBoundsEachAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g guard
+		slow := make(chan struct{})
+		defer close(slow)
+		for range maxHung {
+			go collect(t.Context(), &g, new(Processes), part[Processes]{"processes", func(context.Context) func(*Processes) { <-slow; return nil }})
+		}
+		synctest.Wait()
+		counted := part[Info]{"processes", func(context.Context) func(*Info) { return func(i *Info) { i.Processes = 1 } }}
+		if unfinished := collect(t.Context(), &g, new(Info), counted); len(unfinished) > 0 {
+			t.Errorf("unfinished parts are %q while the processes are read for other answers, want none", unfinished)
+		}
+	})
+}
+
 func TestText(t *testing.T) {
 	const maxChars = 5
 	for in, want := range map[string]string{

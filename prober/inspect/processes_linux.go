@@ -88,7 +88,7 @@ func parseInt(b []byte) (int, bool) {
 // memBytes is the resident memory in bytes.
 func (s *procStat) memBytes() uint64 { return min(s.rss, maxCount/pageSize) * pageSize }
 
-// statReader reads /proc/PID/stat of many processes, each with three system calls and no allocation.
+// statReader reads /proc/PID/stat of many processes, each with three system calls.
 type statReader struct {
 	proc  int                    // descriptor of /proc
 	begin time.Time              // of the answer: procStat.at counts from here
@@ -193,8 +193,9 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	return out
 }
 
-// withShare returns a context that ends when a share of ctx's time is over: the steps of an answer
-// divide the time of the caller, so that a machine with very many processes still gets an answer.
+// withShare returns a context that ends after a share of the time that ctx has left without reserved:
+// the steps of an answer divide the time of the caller, so that a machine with very many processes
+// still gets an answer. Without a deadline it returns ctx.
 func withShare(ctx context.Context, share float64, reserved time.Duration) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
