@@ -71,7 +71,7 @@ func linkHint(s link.Status, joined bool) string {
 	case s.State == link.StateTLSUntrusted:
 		return "the relay's certificate is not trusted: set ca_file to the certificate of its authority, or ca_sha256 to the hash that the relay and its invites print"
 	case s.LastCode == link.CloseAuthFailed, s.LastCode == link.CloseForbidden:
-		return "the relay does not accept the token: mint one with `agentctl token create --class device` and put it into token_file"
+		return "the relay does not accept the token: create one with `agentctl token create --class device` and put it into token_file"
 	case strings.HasPrefix(s.LastErr, "read the token"), strings.HasPrefix(s.LastErr, "token file"):
 		return "put the board's token there; it is read again before each attempt"
 	case strings.Contains(s.LastErr, "answered HTTP 4"), strings.Contains(s.LastErr, "does not look like a TLS handshake"):

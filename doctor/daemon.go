@@ -119,7 +119,7 @@ func linkFinding(s *daemon.Status) Finding {
 	case s.CloneSuspected && s.Join != nil:
 		return fail(name, text+"; another installation runs with a copy of this state directory", "on one of the two: agentctl leave, then join with a new invite")
 	case s.CloneSuspected:
-		return fail(name, text+"; another board uses the same token", "mint a token for each board: agentctl token create --class device")
+		return fail(name, text+"; another board uses the same token", "create a token for each board: agentctl token create --class device")
 	case s.Link.State == link.StateDisabled:
 		return skip(name, "no relay configured; this board works alone", "")
 	case s.Link.State == link.StateReady:

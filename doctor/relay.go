@@ -31,8 +31,8 @@ const (
 	tokenWarning       = 14
 )
 
-// mintToken is the next step for a token that is missing, expired or of another kind.
-const mintToken = "mint one on the relay: agentctl token create --class device"
+// createToken is the next step for a token that is missing, expired or of another kind.
+const createToken = "create one on the relay: agentctl token create --class device"
 
 // checkRelay follows the steps of the link: DNS, TCP, TLS. It stops at the first failure.
 // st is the daemon's status, or nil; its relay is used when no other is configured.
@@ -223,7 +223,7 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 		case t.relay == "":
 			return skip(name, "none is needed without a relay", "")
 		}
-		return fail(name, "no token_file is set", "join with a line of: agentctl invite, and leave relay out; or "+mintToken+", put it into a file and set token_file")
+		return fail(name, "no token_file is set", "join with a line of: agentctl invite, and leave relay out; or "+createToken+", put it into a file and set token_file")
 	}
 	token, err := config.ReadToken(t.tokenFile)
 	var exposed *config.ExposedError
@@ -232,7 +232,7 @@ func (t *target) checkToken(known *daemon.Status, now time.Time) Finding {
 	case errors.Is(err, fs.ErrPermission):
 		return skip(name, t.tokenFile+" is not readable by this user", "sudo agentctl doctor")
 	case err != nil:
-		return fail(name, err.Error(), mintToken)
+		return fail(name, err.Error(), createToken)
 	}
 	// The mode of the file is mentioned only when the token itself is good: a bad token is replaced
 	// anyway.
@@ -251,7 +251,7 @@ func tokenFinding(token string, now time.Time) Finding {
 	const name = "token"
 	parts := strings.Split(token, ".")
 	if len(token) > 4<<10 || len(parts) != 3 {
-		return fail(name, "the file does not hold an agentctl token", mintToken)
+		return fail(name, "the file does not hold an agentctl token", createToken)
 	}
 	b, err := base64.RawURLEncoding.DecodeString(parts[1])
 	var c struct {
@@ -264,22 +264,22 @@ func tokenFinding(token string, now time.Time) Finding {
 		err = json.Unmarshal(b, &c)
 	}
 	if err != nil {
-		return fail(name, "the file does not hold an agentctl token", mintToken)
+		return fail(name, "the file does not hold an agentctl token", createToken)
 	}
 	exp, nbf := time.Unix(int64(c.Exp), 0), time.Unix(int64(c.Nbf), 0)
 	left := int(exp.Sub(now).Hours() / 24)
 	text := fmt.Sprintf("for %s until %s (%s)", c.Sub, exp.UTC().Format(time.DateOnly), days(left))
 	switch {
 	case c.Class != "device_runtime":
-		return fail(name, "the token is of class "+c.Class+", not for a board", mintToken)
+		return fail(name, "the token is of class "+c.Class+", not for a board", createToken)
 	case c.Exp == 0:
-		return fail(name, "the token never expires, which no relay accepts", mintToken)
+		return fail(name, "the token never expires, which no relay accepts", createToken)
 	case !now.Before(exp):
-		return fail(name, "the token expired on "+exp.UTC().Format(time.DateOnly), mintToken+"; or is this board's clock wrong? see the line clock")
+		return fail(name, "the token expired on "+exp.UTC().Format(time.DateOnly), createToken+"; or is this board's clock wrong? see the line clock")
 	case c.Nbf > 0 && now.Add(time.Minute).Before(nbf):
 		return fail(name, "the token is not valid before "+nbf.UTC().Format(time.DateOnly), "is this board's clock wrong? see the line clock")
 	case left < tokenWarning:
-		return warn(name, text, mintToken+" before it expires")
+		return warn(name, text, createToken+" before it expires")
 	}
 	return ok(name, text)
 }
