@@ -103,8 +103,8 @@ func encode(v any) ([]byte, error) {
 // answerReserve is the part of maxPageSize for everything but the lists, in bytes.
 const answerReserve = 2 << 10
 
-// fit returns as many elements from the begin of a list as fit into *free bytes of JSON, and reduces
-// *free by their size.
+// fit returns the first elements of a list, as many as fit into *free bytes of JSON, and reduces *free
+// by their size.
 func fit[T any](list []T, free *int) []T {
 	for i := range list {
 		raw, err := encode(&list[i])
@@ -117,7 +117,7 @@ func fit[T any](list []T, free *int) []T {
 }
 
 // cursorInput is the input of disks and network. The cursor is the number of elements on the pages
-// before, which the schemas allow digits only for.
+// before; the schemas allow only digits.
 type cursorInput struct {
 	Cursor    string `json:"cursor"`
 	Interface string `json:"interface"` // network only

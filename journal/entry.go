@@ -173,8 +173,8 @@ func cutText(s string, maxChars int) (string, bool) {
 	return s, false
 }
 
-// cutMessage shortens a message to maxMessage characters and to half of a page as JSON, so that a page
-// has room for at least one line. It reports whether it did.
+// cutMessage shortens a message to maxMessage characters and to half of a page as JSON, so that at
+// least one line fits into a page. It reports whether it did.
 func cutMessage(s string) (string, bool) {
 	const perChar = 6 // bytes of the longest escape
 	if len(s)*perChar <= MaxPage/2 && len(s) <= maxMessage {

@@ -90,8 +90,7 @@ func (e *Error) Error() string { return "journal helper: " + e.Text }
 // priorities are the names of the priorities of syslog(3), by number.
 var priorities = []string{"emerg", "alert", "crit", "err", "warning", "notice", "info", "debug"}
 
-// What journalctl gets as arguments: nothing that its patterns of units, or systemd's cursors, would
-// interpret in another way.
+// The forms of two arguments of journalctl: a unit without wildcards, and a cursor as systemd writes it.
 var (
 	unitForm   = lazyregexp.New(`^[A-Za-z0-9:_.@\\-]{1,256}$`)
 	cursorForm = lazyregexp.New(`^s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};m=[0-9a-f]{1,16};t=[0-9a-f]{1,16};x=[0-9a-f]{1,16}$`)

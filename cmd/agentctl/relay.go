@@ -122,7 +122,7 @@ are folders in --plugin-dir.`,
 
 // run serves until the command's context ends: on SIGTERM, on Ctrl-C, or when its terminal goes away. The
 // order matters: the options are complete before relay.Open, which opens the stores and the listeners, and
-// reloads end after the relay has stopped, so that none runs beside the closing of its files.
+// run waits for a reload that still runs when the relay has stopped.
 func (s *relayServe) run(cmd *cobra.Command) error {
 	daemon.RelaxTimers()
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())

@@ -20,8 +20,8 @@ type buildInfo struct {
 	Tags    string `json:"tags,omitempty"`
 }
 
-// readBuildInfo returns what this binary is. GOARM and the tags are those that the Go linker has recorded,
-// since the program cannot see them otherwise.
+// readBuildInfo returns what this binary is. GOARM and the tags are those that the go command
+// recorded, since the program cannot see them otherwise.
 func readBuildInfo() buildInfo {
 	b := buildInfo{Version: cli.Version, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH}
 	if bi, ok := debug.ReadBuildInfo(); ok {

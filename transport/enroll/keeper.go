@@ -220,7 +220,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// mayRefresh reports whether the relay can tell this installation from a copy of it: the link is up,
+// mayRefresh reports whether the relay can distinguish this installation from a copy: the link is up,
 // whose session the request names, or the token was refused, so that no link can be opened. Otherwise
 // a link that is opened while the request is on its way would look like another installation.
 func (k *Keeper) mayRefresh() bool {

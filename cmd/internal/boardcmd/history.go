@@ -39,7 +39,7 @@ what fits its width and an export contains every record. Without --since a chart
 ago, or with the first record if that is younger. In an export, ts is in milliseconds since 1970.
 
 The board keeps its history itself, so --board needs it online. Its records are at least one second
-apart, and ts is the begin of each step.`,
+apart, and ts is the start of each step.`,
 		Example: `  agentctl history
   agentctl history --since 24h --modules cpu,temperature
   agentctl history --since 7d --step 10m -o csv > week.csv

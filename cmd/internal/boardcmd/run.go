@@ -40,7 +40,7 @@ type runOptions struct {
 const maxMock = 20000
 
 // newRun returns the command run. Its flags are those settings of the configuration that a first start
-// needs; all other settings are in the files only.
+// needs; all other settings are in the files and the environment only.
 func newRun() *cobra.Command {
 	o := runOptions{flags: map[string]*string{}}
 	c := &cobra.Command{

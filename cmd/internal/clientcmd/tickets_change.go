@@ -12,8 +12,8 @@ import (
 	"agentctl/term"
 )
 
-// newTicketsComment returns the command tickets comment. It reads the ticket first, as all changes do,
-// because ID may be a part of an id.
+// newTicketsComment returns the command tickets comment. It reads the ticket first, as every change of
+// one does, because ID may be a part of an id.
 func newTicketsComment() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
@@ -81,7 +81,7 @@ func newTicketsMove() *cobra.Command {
 }
 
 // newTicketsDecide returns the command tickets approve or reject, which moves a ticket to a status. They
-// are commands of their own, beside move, so that a decision is not made by a typing error in STATUS.
+// are separate commands beside move, so that a decision is not made by a typing error in STATUS.
 func newTicketsDecide(verb, status, about string) *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{

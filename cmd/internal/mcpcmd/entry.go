@@ -101,7 +101,7 @@ func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint str
 	return s, joinHints(toolsetHint, hint), nil
 }
 
-// joinHints makes one hint of two, each on a line of its own; either may be empty.
+// joinHints makes one hint of two, on two lines; either may be empty.
 func joinHints(a, b string) string {
 	if a == "" || b == "" {
 		return a + b

@@ -64,7 +64,7 @@ func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mi
 	return created, err
 }
 
-// createRemote asks a relay for a token. It can hold no scope that the token of --token-file lacks.
+// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks.
 func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):

@@ -18,7 +18,7 @@ import (
 
 // Reloads starts to call reload for each signal of hup until ctx ends, and reports the result in the log
 // and to systemd. serving is the status that the result is appended to. wait returns after the last
-// reload, so that none runs while its server closes.
+// reload, so that none runs after the command.
 func Reloads(ctx context.Context, hup <-chan os.Signal, log *zap.Logger, serving string, reload func() []relay.Reloaded) (wait func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
