@@ -55,13 +55,13 @@ func scanTOML(data []byte) ([]expr, error) {
 // tomlFile is a TOML file that is edited in place: lines are removed and added.
 //
 //	[mcp_servers.agentctl]          the header: the entry's lines are written right below it
-//	command = "/old/agentctl"       a key of the entry: its lines go, and are written anew
-//	startup_timeout_sec = 30        a key of the user's: stays
+//	command = "/old/agentctl"       a key of the entry: its lines are removed and written again
+//	startup_timeout_sec = 30        a key that the user added: stays
 //
-//	[mcp_servers.agentctl.env]      a subtable: belongs to the entry, and goes with it in removeTOML
+//	[mcp_servers.agentctl.env]      a subtable: belongs to the entry, and removeTOML removes it too
 //
-// go-toml has no syntax tree that it could write again as it was. Its parser for tools tells where each
-// expression is, which is enough for edits of whole lines.
+// go-toml cannot write a syntax tree as it was read. Its package unstable reports where each expression
+// is, which is enough for edits of whole lines.
 type tomlFile struct {
 	data   []byte
 	before map[string]any // the content, to check the edit

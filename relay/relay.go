@@ -100,7 +100,7 @@ type Relay struct {
 	// The path of an HTTP request: guard checks Host and Origin, endpoints whether the
 	// route is enabled.
 	guard       *edge.Guard
-	guards      []*edge.Guard // of all listeners, for Reload: guard and that of /metrics
+	guards      []*edge.Guard // those that Reload changes: guard and that of /metrics
 	conns       *edge.Conns
 	bodies      *edge.Bodies
 	endpoints   endpoints
@@ -120,7 +120,7 @@ type Relay struct {
 	listenURL    atomic.Pointer[string] // URL of listener, see updateListenURL; nil without one
 	public       *url.URL               // Options.Public; nil: clients use the listener's address
 	loopback     bool                   // Options.Listen is a loopback address
-	ready        atomic.Bool            // /readyz succeeds, and device links are accepted
+	ready        atomic.Bool            // serving; else /readyz fails and device links are refused
 	readingState atomic.Bool            // a liveState is in progress
 	abandoned    atomic.Bool            // the disk hung when Run ended: files are not closed
 	onReady      func()

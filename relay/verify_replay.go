@@ -159,7 +159,7 @@ func compareStates(between string, log, other map[string]string) (found []Differ
 	return found
 }
 
-// compareLive returns what the running relay has otherwise than the log. rebuilt is the state after
+// compareLive returns the differences between the running relay and the log. rebuilt is the state after
 // live.Through.
 //
 // The relay read its state while events arrived: each ticket and presence is as it was after some

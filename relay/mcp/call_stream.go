@@ -85,8 +85,8 @@ func (p *streamProgress) frame(data []byte) {
 	p.cl.sendProgress(float64(p.frames), p.total, data)
 }
 
-// keepAlive sends something that is no frame. The protocol wants progress to increase, so it is a fraction above
-// that of the last frame: 0 for the first, which is sent before the stream is open.
+// keepAlive sends a message that is no frame. The protocol wants progress to increase, so its progress is a
+// fraction above that of the last frame: 0 for the first, which is sent before the stream is open.
 func (p *streamProgress) keepAlive() {
 	if p.cl.ProgressToken() == nil {
 		p.cl.x.sendComment()

@@ -86,7 +86,7 @@
 //
 // # Files
 //
-//	handler.go        options, bounds, life and order of checks; exchange.go is one HTTP request
+//	handler.go        options, bounds, start, stop and order of checks; exchange.go is one HTTP request
 //	post.go           reads a POST and chooses the era; envelope.go scans its messages
 //	direct.go         requests that do not go through the SDK
 //	request_mux.go    plain modern requests, on one SDK session of the tenant

@@ -260,8 +260,8 @@ func (h *Handler) drain() {
 	h.awaitIdle(answerGrace)
 }
 
-// awaitIdle waits until no request is in progress, streams apart, and reports whether that was so within
-// the timeout. It polls: nothing else needs the number of requests of all tenants.
+// awaitIdle waits until no request but streams is in progress, and reports whether that was so within the
+// timeout. It polls: nothing else needs the number of requests of all tenants.
 func (h *Handler) awaitIdle(timeout time.Duration) bool {
 	for end := time.Now().Add(timeout); ; time.Sleep(drainPoll) {
 		h.mu.RLock()

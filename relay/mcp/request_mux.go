@@ -53,7 +53,7 @@ type muxCall struct {
 func (c *muxCall) queueComment() {
 	select {
 	case c.notifications <- nil:
-	default: // what waits already keeps the client waiting
+	default: // the queued one resets the client's timers as well
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 //
 // A request is not sent again when its client has got a message of the first attempt.
 const (
-	retryWindow   = 15 * time.Second // from the begin of an outage
+	retryWindow   = 15 * time.Second // from the beginning of an outage
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = time.Second
 	maxReadOnly   = 16384 // tools that are known to be read-only
@@ -116,7 +116,7 @@ func (b *bridge) hasRecentOutage() bool {
 	return !b.outageAt.IsZero() && time.Since(b.outageAt) < retryWindow
 }
 
-// noteOutage records the begin of an outage. Later errors of the same one do not prolong the time for
+// noteOutage records the beginning of an outage. Later errors of the same one do not prolong the time for
 // retries, and a relay that has never answered has no outage: nobody waits for it.
 func (b *bridge) noteOutage() {
 	b.mu.Lock()

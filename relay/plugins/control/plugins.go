@@ -18,9 +18,6 @@ const (
 	maxManifestBytes = 512 << 10 // of all
 )
 
-// boardPrefix begins the names of the plugins that are boards.
-const boardPrefix = "device:"
-
 // pluginRow is a plugin with the names of its tools and the URIs of its resources.
 type pluginRow struct {
 	kernel.PluginInfo
@@ -52,7 +49,7 @@ func newPluginRow(i *kernel.PluginInfo) pluginRow {
 	return row
 }
 
-func isBoard(i *kernel.PluginInfo) bool { return strings.HasPrefix(i.Name, boardPrefix) }
+func isBoard(i *kernel.PluginInfo) bool { return strings.HasPrefix(i.Name, kernel.DevicePrefix) }
 
 // countBoards counts the plugins that are boards.
 func countBoards(all []kernel.PluginInfo) (n int) {

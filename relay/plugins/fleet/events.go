@@ -118,9 +118,9 @@ type eventsArguments struct {
 // things end a page:
 //
 //	limit, or the bytes of an answer     the cursor is at the first event that did not fit
-//	a bounded part of the log was read   the cursor is where the search ended, and searched_to says how
-//	                                     far it got: there may be more, or nothing
-//	the begin of the log                 there is no cursor
+//	a bounded part of the log was read   the cursor is where the search ended, and searched_to is the
+//	                                     time of the oldest event on the page: there may be more, or nothing
+//	the beginning of the log             there is no cursor
 //	eventsTime                           the error of the search
 //
 // The first event is always in the page, however long it is, so that the pages go on.

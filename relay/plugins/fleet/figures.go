@@ -240,8 +240,8 @@ func (c *figureCache) boardLocked(key string, now time.Time) *figures {
 	return f
 }
 
-// evictLocked makes room: it drops the boards of which every figure is too old, or all boards if the cache is
-// full of newer ones. mu is held.
+// evictLocked drops the boards of which every figure is too old, or all boards if the cache is full of newer
+// ones. mu is held.
 func (c *figureCache) evictLocked(now time.Time) {
 	for id, f := range c.boards {
 		if now.Sub(time.UnixMilli(slices.Max(f.times[:]))) > maxFigureAge {

@@ -21,8 +21,8 @@
 // audit records and events of the board's tools apply. Three bounds keep a call from taking the relay:
 //
 //   - An identity has maxAskingCalls calls at a time that ask many boards (Plugin.acquireAsking).
-//   - A tenant asks maxAsked boards at a time. A board that is slow makes room for the next one
-//     (askSlots).
+//   - A tenant asks maxAsked boards at a time. A board that is slow frees its slot for the next
+//     one (askSlots).
 //   - A call ends at its deadline with what it has. Each board without a value is counted with a
 //     reason (reasons.go).
 //
@@ -61,7 +61,7 @@ type Options struct {
 	Events Events
 	// Differs reports whether a stage of the relay may answer callers differently: by its rules, or by
 	// removing secrets. While it does, figures that boards gave one caller are not shown to others. It
-	// is called for each figure, so it must only read memory. Default: false.
+	// is called for each board of a call, so it must only read memory. Default: false.
 	Differs func() bool
 	// Refuses reports whether a stage of the relay refuses a tool to the caller of r, so that answers
 	// do not list it. Default: false.

@@ -16,7 +16,7 @@ import (
 // samples or of what it has aggregated before. Two things can go differently from a single answer:
 //
 //	the board answers a part, and a cursor      the next page is asked for (readHistory)
-//	a step takes it longer than a call may      the same window in smaller steps, put together here
+//	one step takes it longer than a call may    the same step in smaller ones, put together here
 //	                                            (askHistory)
 //
 // Boards are not trusted: an answer with other steps, times or metrics than were asked for is errBadHistory,
@@ -271,7 +271,7 @@ func (m *metric) possible(v float64) float64 {
 	return math.NaN()
 }
 
-// A change is when a board's value left the usual: the begin of its latest run at or beyond a level.
+// A change is when a board's value left the usual: the beginning of its latest run at or beyond a level.
 type change struct {
 	begin, end time.Time // end is zero if the run lasts
 	isOlder    bool      // the run began before the first value
@@ -279,7 +279,7 @@ type change struct {
 
 // findChange finds the latest run of values that are at or beyond level; up: above it. Unknown values
 // do not end a run: a board does not cool down while it is off. It goes from the newest value back: first to
-// the end of the run, then to its begin. from and step are milliseconds; ok is false if there is no run.
+// the end of the run, then to its beginning. from and step are milliseconds; ok is false if there is no run.
 func findChange(values []float64, from, step int64, level float64, up bool) (c change, ok bool) {
 	beyond := func(v float64) bool { return up && v >= level || !up && v <= level }
 	at := func(i int) time.Time { return time.UnixMilli(from + int64(i)*step) }

@@ -51,7 +51,7 @@ type conn struct {
 	listsChanged chan struct{}
 	relisting    sync.WaitGroup // followLists
 	// readAtLastCall is how many messages of the plugin had been read when the last call was sent to it;
-	// -1: none was. While it equals the messages by now, the plugin may be at work on that call (liveness).
+	// -1: none was. While no further message has been read, the plugin may be working on that call (liveness).
 	readAtLastCall atomic.Int64
 	endReported    atomic.Bool // one call has reported the end of the connection as a fault, or it is none
 
