@@ -26,6 +26,7 @@
 //	loss.go     AcceptLoss
 //	records.go  whether the stores of a state directory are those that it records
 //	copy.go     copying files and databases at a bounded speed
+//	files.go    locks, owners and syncing of files
 package backup
 
 import (
@@ -130,7 +131,7 @@ func readManifest(dir string) (*Manifest, error) {
 		if newest := newestIn(dir); newest != "" {
 			return nil, damaged("it is a directory of backups; the newest is " + newest)
 		}
-		return nil, damaged("it has no " + manifestFile + ", as a backup that was interrupted")
+		return nil, damaged("it has no " + manifestFile + ", like a backup that was interrupted")
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular() || info.Size() > maxManifest:

@@ -273,12 +273,19 @@ func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error)
 	case err != nil:
 		return minEpoch, err
 	}
+	// A directory that stays in the staging directory would become part of the new state. So its errors
+	// end the restore, even if the caller accepts that revocations are unknown.
+	old := filepath.Join(r.staging, "old")
+	if err := os.Mkdir(old, 0o700); err != nil {
+		return minEpoch, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(old)) }()
 	err = dbErr
 	if err == nil && db.RelayID != "" && db.RelayID != r.manifest.RelayID {
 		err = errors.New(auth.DatabaseFile + " is another relay's")
 	}
 	if err == nil {
-		err = r.carryDatabaseOver(ctx)
+		err = r.carryDatabaseOver(ctx, old)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -304,14 +311,9 @@ func (r *restoration) unknown(why string) error {
 	return &UnknownError{r.manifest.Created(), why}
 }
 
-// carryDatabaseOver carries over from relay.db of the state directory. It reads a copy, because it
-// completes the schema of an older one.
-func (r *restoration) carryDatabaseOver(ctx context.Context) (err error) {
-	dir := filepath.Join(r.staging, "old")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+// carryDatabaseOver carries over from relay.db of the state directory. It reads a copy in dir, because
+// auth.CarryOver migrates a database of an older schema.
+func (r *restoration) carryDatabaseOver(ctx context.Context, dir string) error {
 	old, err := openSnapshot(ctx, filepath.Join(r.opts.StateDir, auth.DatabaseFile))
 	if err != nil {
 		return err

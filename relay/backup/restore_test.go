@@ -174,6 +174,24 @@ func TestRestoreWithoutRevocations(t *testing.T) {
 	openRelay(t, s.dir)
 }
 
+// The directory for the copy of the old database is inside the new state, so one that cannot be made or
+// removed is an error of the restore, and not one of the old database, which the caller may accept.
+func TestRestoreWithFileInTheWay(t *testing.T) {
+	t.Parallel()
+	s, backups := newRelay(t)
+	backup := s.backup(backups)
+	s.revoke(s.mintAgent())
+	s.stop()
+	staging := t.TempDir()
+	if err := os.WriteFile(filepath.Join(staging, "old"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := &restoration{opts: &RestoreOptions{StateDir: s.dir, Backup: backup.Path, AcceptUnknown: true}, manifest: backup.Manifest, staging: staging, result: &Restored{}}
+	if _, err := r.carryOver(t.Context()); !errors.Is(err, os.ErrExist) || r.result.Unknown != "" {
+		t.Errorf("got %v and unknown revocations %q; want %v and none", err, r.result.Unknown, os.ErrExist)
+	}
+}
+
 // A backup that differs from its manifest is refused, and changes nothing.
 func TestRestoreRefusesDamagedBackups(t *testing.T) {
 	t.Parallel()
