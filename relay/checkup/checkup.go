@@ -5,7 +5,7 @@
 //	report, err := checkup.Run(ctx, stateDir)
 //	for _, p := range report.Problems { fmt.Println(p.Path, p.What) }
 //
-// The directory is divided into stores. Each has one check, in a file of that name:
+// The directory is divided into stores. Each has one check:
 //
 //	directory    owner and permissions            permissions.go
 //	relay.json   form                             relayfile.go
@@ -188,12 +188,12 @@ func (c *checker) fail(store, path string, err error, repair Repair) {
 }
 
 // storePatterns select the files of a store. Others are a file and what is kept beside it: NAME*.
-var storePatterns = map[string]string{"audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem"}
+var storePatterns = map[string]string{"directory": "", "audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem"}
 
 // storeBytes returns the size of a store's files; 0 for the directory, which has none.
 func (c *checker) storeBytes(store string) (n int64) {
-	pattern := storePatterns[store]
-	if pattern == "" {
+	pattern, ok := storePatterns[store]
+	if !ok {
 		pattern = store + "*"
 	}
 	for _, name := range c.list(pattern) {
