@@ -74,9 +74,9 @@ type writeOp struct {
 // openDatabase opens both connections. It makes the file itself, because SQLite would make
 // it readable by everyone; not if it is missing where a relay was set up, unless startOver.
 func openDatabase(d *stateDir, startOver bool) (*database, error) {
-	wasSetUp := d.checkNotSetUp(StoreMissing)
-	if _, err := d.root.Lstat(dbFile); errors.Is(err, fs.ErrNotExist) && wasSetUp != nil && !startOver {
-		return nil, wasSetUp
+	setUpErr := d.checkNotSetUp(StoreMissing)
+	if _, err := d.root.Lstat(dbFile); errors.Is(err, fs.ErrNotExist) && setUpErr != nil && !startOver {
+		return nil, setUpErr
 	}
 	createMu.Lock()
 	err := d.create(dbFile)

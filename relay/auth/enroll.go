@@ -72,9 +72,10 @@ func (e *enrolled) identity() *Identity {
 	return id
 }
 
-// revokedUntilTx returns the second up to which the tokens of a holder are revoked, by the time they
-// were issued; 0 for none. revoked reports whether id is. It reads the database and not the deny list in memory, which may be PollInterval
-// behind another process: a refresh right after a revocation must not outlive it.
+// revokedUntilTx returns stop: the tokens of a holder that were issued up to that second are
+// revoked. It is 0 if none are. revoked reports whether id is. It reads the database and not the deny
+// list in memory, which may be PollInterval behind another process: a refresh right after a revocation
+// must not outlive it.
 func revokedUntilTx(tx *sql.Tx, id *Identity) (stop int64, revoked bool, err error) {
 	var byJTI bool
 	err = tx.QueryRow(`SELECT coalesce(max(at) FILTER (WHERE kind <> 'jti'), 0), coalesce(max(kind = 'jti'), 0) FROM revocations WHERE

@@ -14,7 +14,7 @@ import (
 // token makes it:
 //
 //	request   the scopes that it names, or those of the class; and the topics
-//	creator   a token cannot give a scope or a topic that it lacks itself
+//	creator   a token cannot give a scope or a topic that it lacks itself, but for device:connect
 //	plugins   a scope of a plugin must be one that a plugin declares
 //	topics    limit events:subscribe and events:ingest, so one of these scopes must be granted
 

@@ -208,8 +208,8 @@ func (s *Store) VerifyLinkProof(ctx context.Context, id *Identity, token, nonce,
 }
 
 // revokeKeyOfTokenTx revokes the key whose newest token is jti, if a board or agent that joined holds
-// it: it would otherwise get another token at once. Every token that is bound to the key stops, and so do invites that its holder
-// made. It does not revoke by subject, which other tenants may use, too.
+// it: its holder would otherwise get another token at once. Every token that is bound to the key stops,
+// and so do invites that its holder made. It does not revoke by subject, which other tenants may use, too.
 func revokeKeyOfTokenTx(tx *sql.Tx, jti string, now int64) error {
 	var jkt, tenant, subject string
 	err := tx.QueryRow("SELECT jkt, tenant, sub FROM enrollments WHERE jti = ?", jti).Scan(&jkt, &tenant, &subject)
