@@ -7,7 +7,7 @@ import (
 )
 
 // When both are of v2, a second link of the same node id takes the node over: the first one is
-// closed with 4409. There are two cases, told apart by the instance id of the installation:
+// closed with 4409. There are two cases, distinguished by the instance id of the installation:
 //
 //   - The same installation: the first link is half-open, left over from a broken network.
 //   - Another installation: a clone, for instance a copied SD card. It is audited as
