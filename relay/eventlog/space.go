@@ -263,8 +263,8 @@ func (s *Store) shrink() error {
 	return s.exec(fmt.Sprintf("PRAGMA max_page_count = %d", r.maxPages))
 }
 
-// truncateFiles empties the write-ahead log if no reader prevents it. After shrink, only this makes the
-// file of the database shorter: it would otherwise keep its size until the next events.
+// truncateFiles empties the write-ahead log if no reader prevents it. The pages that shrink has freed
+// leave the file of the database with a checkpoint, and without new events there would be none.
 func (s *Store) truncateFiles() {
 	if _, err := s.truncateWAL(); err != nil {
 		s.recordRetention(ClassState, err)
