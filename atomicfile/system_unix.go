@@ -3,6 +3,8 @@
 package atomicfile
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"syscall"
 )
@@ -39,7 +41,7 @@ func ownDirLike(dir, like string) error {
 }
 
 // OwnLike gives a file that this process made the owner and the group of a directory. It does nothing
-// if this process is not root. It takes the open file, since a name could be replaced by a link.
+// if this process is not root, and leaves the group if only that differs and must not be changed. It takes the open file, since a name could be replaced by a link.
 func OwnLike(f *os.File, dir string) error {
 	if os.Geteuid() != 0 {
 		return nil
@@ -56,5 +58,9 @@ func OwnLike(f *os.File, dir string) error {
 	if want.Uid == have.Uid && want.Gid == have.Gid {
 		return nil
 	}
-	return f.Chown(int(want.Uid), int(want.Gid))
+	err = f.Chown(int(want.Uid), int(want.Gid))
+	if want.Uid == have.Uid && errors.Is(err, fs.ErrPermission) {
+		return nil // root without CAP_CHOWN, as in a container: the right owner can use the file
+	}
+	return err
 }
