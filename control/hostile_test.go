@@ -78,7 +78,9 @@ func TestHostileClient(t *testing.T) {
 		t.Logf("%-40s peak %+6d KiB, in %v", a.name, peak-last, time.Since(begun).Round(time.Millisecond))
 		last = peak
 	}
-	grown, limit := last-before, 8<<10
+	// A quarter of the smallest flood. On a calm machine it is 6 MiB, which `make bench` checks; on a
+	// busy one the collector begins later.
+	grown, limit := last-before, 16<<10
 	if raceEnabled {
 		limit *= 10 // the detector's shadow of all memory that was ever touched
 	}
