@@ -10,7 +10,7 @@ import (
 	"agentctl/term"
 )
 
-// SeriesSource reads what a board behind a relay has recorded: it calls fn with the begin of
+// SeriesSource reads what a board behind a relay has recorded: it calls fn with the start of
 // each step of [from, to) that has a value, and the last values of the step by sensor key.
 // Times are milliseconds since 1970.
 type SeriesSource func(ctx context.Context, from, to, step int64, keys []string, fn func(ts int64, values map[string]float64) error) error
@@ -32,7 +32,7 @@ func DefaultStep(fromMS, toMS int64) int64 {
 var errLimit = errors.New("monitor: enough records")
 
 // HistoryEach implements HistorySource. Steps begin at multiples of their length since 1970,
-// as a daemon's do; ts is the begin of the step, or of the window in the first one.
+// as a daemon's do; ts is the start of the step, or of the window in the first one.
 func (s SeriesSource) HistoryEach(ctx context.Context, q control.HistoryQuery, fn func(control.HistoryItem) error) error {
 	step := max(q.StepMS, minSeriesStep)
 	if q.StepMS == 0 {

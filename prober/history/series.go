@@ -152,7 +152,7 @@ func (s *Store) Oldest(ctx context.Context) int64 {
 
 // Series calls fn with each step that has a record, in ascending order, and returns fn's error
 // if there is one. values has one value for each metric, NaN where there is none, and is valid
-// until fn returns; start is the begin of the step. Series holds no lock while fn runs.
+// until fn returns; start is the start of the step. Series holds no lock while fn runs.
 //
 // When ctx ends, fn has been called with all steps that were complete. When the disk cannot be
 // read, the records in memory are used and Stats shows the fault. Undated records have no
