@@ -35,7 +35,7 @@ var (
 	ErrAmbiguous   = errors.New("auth: more than one node matches")
 	ErrNoToken     = errors.New("auth: no such token in this tenant")
 	ErrForeignNode = errors.New("auth: the node belongs to another tenant")
-	ErrRemoved     = errors.New("auth: an operator removed the node; mint a token for it to register it again")
+	ErrRemoved     = errors.New("auth: an operator removed the node; create a token for it to register it again")
 	ErrNameTaken   = errors.New("auth: an operator has given this name to another node")
 	ErrFull        = errors.New("auth: too many records")
 	ErrNoState     = errors.New("no relay has its state there") // with Options.Existing

@@ -77,7 +77,7 @@ type Minted struct {
 func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("mint a token: %w", err)
+			err = fmt.Errorf("create a token: %w", err)
 		}
 	}()
 	plan, err := s.planTokens(ctx, req)
@@ -94,7 +94,7 @@ func (s *Store) Mint(ctx context.Context, req MintRequest) (_ []Minted, err erro
 			return nil, err
 		}
 	}
-	s.log.Info("tokens minted", zap.String("class", plan[0].Class), zap.String("tenant", plan[0].Tenant), zap.Int("count", len(plan)))
+	s.log.Info("tokens created", zap.String("class", plan[0].Class), zap.String("tenant", plan[0].Tenant), zap.Int("count", len(plan)))
 	return plan, nil
 }
 

@@ -204,7 +204,7 @@ func (s *Store) logSetUp(done setUpResult) {
 	case done.audience == "":
 		s.log.Warn(relayFile+" was missing or damaged, and was made anew from "+dbFile+"; nothing is lost", zap.String("dir", s.dir.path), zap.String("relay_id", s.relay.RelayID))
 	case done.audience != s.relay.Audience:
-		s.log.Warn("the audience changed: tokens minted for the old one are refused",
+		s.log.Warn("the audience changed: tokens created for the old one are refused",
 			zap.String("old", done.audience), zap.String("new", s.relay.Audience))
 	}
 	if done.madeKey {

@@ -98,7 +98,7 @@ func (s *Store) checkScope(id *Identity) error {
 		}
 		id.Scopes, id.validUntil = Scopes{relay: bitCallReadOnly}, min(id.validUntil, end.Unix())
 		s.scopelessWarning.Do(func() {
-			s.log.Warn("a token without a scope was accepted as tools:call:read_only; mint new ones (agentctl token create) before the tolerance ends",
+			s.log.Warn("a token without a scope was accepted as tools:call:read_only; create new ones (agentctl token create) before the tolerance ends",
 				zap.Time("until", end))
 		})
 	}
