@@ -115,7 +115,7 @@ var scenarios = map[string]func() int{
 		return 0
 	},
 	"escapes": func() int {
-		for n := range 20 { // a page has room for two
+		for n := range 20 { // a page holds two
 			fmt.Println(testEntry(n, `"`+strings.Repeat(`\u0001`, 9000)+`"`))
 		}
 		return 0

@@ -50,7 +50,7 @@ func TestInfo(t *testing.T) {
 		"run/systemd/container":    "lxc\n",
 		"proc/1/stat":              stat(1, "init", 0, 0, 0),
 		"proc/22/stat":             "",
-		"proc/self/stat":           "", // not a process of its own
+		"proc/self/stat":           "", // its name is not a process id
 	})
 	got := m.Info(within(t, 10*time.Second))
 	for _, field := range []struct{ name, got, want string }{

@@ -12,7 +12,7 @@ import (
 )
 
 // lockFile locks the log for one writer: a second relay gets ErrInUse. The lock is on a separate file,
-// because SQLite has locks of its own on the database, and lasts until that file is closed. Readers do
+// because SQLite locks the database itself, and lasts until that file is closed. Readers do
 // not take it.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)

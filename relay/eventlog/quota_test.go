@@ -131,7 +131,7 @@ func TestFloodOfState(t *testing.T) {
 }
 
 // What the calls of tenant a may use depends on the log, its tenant and its class. Retention begins above
-// the bound and ends below 7/8 of it; 5/8 leaves room for the last step.
+// the bound and ends below 7/8 of it; 5/8 leaves space for the last step.
 func TestQuotas(t *testing.T) {
 	const logBytes, quota = 3 << 19, 1 << 18
 	const callBytes = 64 // of one call, about

@@ -377,7 +377,7 @@ func (b *board) answerUnreliably(rng *rand.Rand) {
 }
 
 // callAndCheck makes a call that may take a budget, and checks that it ends with the echo of its
-// message, or with an error that says that there was no answer in time, or no room for the call.
+// message, or with an error that says that there was no answer in time, or that too many calls wait.
 func (r *testHub) callAndCheck(n *Node, message string, budget time.Duration) {
 	ctx, cancel := context.WithTimeout(r.t.Context(), budget)
 	defer cancel()

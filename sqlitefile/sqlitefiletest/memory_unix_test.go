@@ -11,7 +11,7 @@ import (
 func TestMemoryDir(t *testing.T) {
 	dir := MemoryDir()
 	if dir == "" {
-		t.Skip("there is no filesystem in memory with enough room")
+		t.Skip("there is no filesystem in memory with enough space")
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	other := MemoryDir()

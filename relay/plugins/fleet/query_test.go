@@ -369,7 +369,7 @@ func TestSlowBoard(t *testing.T) {
 			page := map[string]any{"from_ms": at, "step_ms": in.Step}
 			var list []float64
 			for ; at < in.To && len(list) < maxValues; at += in.Step {
-				list = append(list, float64(10+at/in.Step%2)) // 10 and 11 in turns
+				list = append(list, float64(10+at/in.Step%2)) // 10 and 11 alternate
 			}
 			page["metrics"] = map[string]any{in.Metrics[0]: list}
 			if at < in.To {

@@ -499,7 +499,7 @@ func TestBusRequests(t *testing.T) {
 		params       params
 		want         string
 	}{
-		{"an event of its own", "append", params{"type": "notes.added", "aggregate_id": "n1", "payload": params{"n": 1}}, `{"seq":1}`},
+		{"a type that its consent names", "append", params{"type": "notes.added", "aggregate_id": "n1", "payload": params{"n": 1}}, `{"seq":1}`},
 		{"an event that the manifest does not name", "append", params{"type": "notes.removed"}, "E_SAFETY_DENIED manifest"},
 		{"an event of others", "append", params{"type": "ticket.created"}, "E_SAFETY_DENIED manifest"},
 		{"an event that is too large", "append", params{"type": "notes.added", "payload": params{"x": strings.Repeat("x", maxAppend)}}, "E_BAD_REQUEST"},

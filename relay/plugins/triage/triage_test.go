@@ -317,7 +317,7 @@ func (r *fakeRelay) count(request string) (n int) {
 }
 
 // A board has maxOpen open tickets. Alerts beyond have none, which one event says; other boards have theirs,
-// and a ticket that is resolved makes room.
+// and resolving one makes another one possible.
 func TestBoundOfABoard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &fakeRelay{t: t}
