@@ -81,16 +81,24 @@ type Report struct {
 	Problems []Problem `json:"problems"`
 }
 
-// maxProblems bounds the problems of one store that are listed. One more says how many are left out.
+// maxProblems bounds the problems of one store that are listed, and so the warnings. One more says how
+// many are left out. The bounds are separate, because a store with many warnings, such as files of keys
+// that nobody uses, must not seem sound when damage is found after them.
 const maxProblems = 20
+
+// counted names a counter of checker.count.
+type counted struct {
+	store   string
+	warning bool
+}
 
 // checker is one run. It belongs to one goroutine.
 type checker struct {
 	dir      string
 	uid, gid int // the owner of the directory
 	report   *Report
-	count    map[string]int // problems by store, those that are not listed included
-	record   record         // of relay.json, once checkRelayFile has read it
+	count    map[counted]int // problems and warnings by store, those that are not listed included
+	record   record          // of relay.json, once checkRelayFile has read it
 }
 
 // Run examines a state directory. An error says that it could not be examined at all.
@@ -141,7 +149,7 @@ func newChecker(dir string) (*checker, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &checker{dir: dir, report: &Report{StateDir: dir, Stores: []Store{}, Problems: []Problem{}}, count: map[string]int{}}
+	c := &checker{dir: dir, report: &Report{StateDir: dir, Stores: []Store{}, Problems: []Problem{}}, count: map[counted]int{}}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		c.uid, c.gid = int(st.Uid), int(st.Gid)
 	}
@@ -150,8 +158,13 @@ func newChecker(dir string) (*checker, error) {
 
 // finish adds a store to the report after its check.
 func (c *checker) finish(name, state, detail string) {
-	if more := c.count[name] - maxProblems; more > 0 {
-		c.report.Problems = append(c.report.Problems, Problem{Store: name, Path: c.path(name), What: fmt.Sprintf("%d more problems like these", more), Warning: true})
+	more := max(0, c.count[counted{name, false}]-maxProblems) + max(0, c.count[counted{name, true}]-maxProblems)
+	if more > 0 {
+		path := c.path(name)
+		if !exists(path) { // not every store is a file
+			path = c.dir
+		}
+		c.report.Problems = append(c.report.Problems, Problem{Store: name, Path: path, What: fmt.Sprintf("%d more problems like these", more), Warning: true})
 	}
 	isDamage := func(p Problem) bool { return p.Store == name && !p.Warning }
 	switch {
@@ -173,9 +186,15 @@ func (c *checker) add(p Problem) {
 		p.Path = c.path(p.Path)
 	}
 	p.What = strings.Join(strings.Fields(p.What), " ") // one line
-	if c.count[p.Store]++; c.count[p.Store] <= maxProblems {
+	of := counted{p.Store, p.Warning}
+	if c.count[of]++; c.count[of] <= maxProblems {
 		c.report.Problems = append(c.report.Problems, p)
 	}
+}
+
+// hasProblems reports whether a store has a problem or a warning so far.
+func (c *checker) hasProblems(store string) bool {
+	return c.count[counted{store, false}]+c.count[counted{store, true}] > 0
 }
 
 // fail records that a file could not be read. If permissions are the reason, the repair is to run the

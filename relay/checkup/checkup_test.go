@@ -2,6 +2,7 @@ package checkup
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -122,6 +123,51 @@ func TestProblems(t *testing.T) {
 				t.Errorf("the problems are %+v, want one of %s with repair %q and %q", r.Problems, tt.store, tt.repair, tt.what)
 			}
 		})
+	}
+}
+
+// Damage is reported also where warnings of the same store fill their list.
+func TestDamageBehindWarnings(t *testing.T) {
+	dir := newStateDir(t)
+	var key string
+	for name := range soundFiles {
+		if strings.HasSuffix(name, ".pem") && filepath.Dir(name) == "keys" {
+			key = name
+		}
+	}
+	for i := range maxProblems + 5 {
+		writeFile(t, filepath.Join(dir, "keys", fmt.Sprintf("unused-%d.pem", i)), soundFiles[key])
+	}
+	record := filepath.Join(dir, "keys", "relay.json")
+	writeFile(t, record, []byte("{}"))
+	r := run(t, dir)
+	warnings := 0
+	for _, p := range r.Problems {
+		if p.Store == "keys" && p.Warning {
+			warnings++
+		}
+	}
+	isDamage := func(p Problem) bool { return p.Path == record && !p.Warning }
+	last := r.Problems[len(r.Problems)-1]
+	if r.Sound || !slices.ContainsFunc(r.Problems, isDamage) || warnings != maxProblems+1 || last.What != "5 more problems like these" || last.Path != filepath.Join(dir, "keys") {
+		t.Errorf("sound is %v, %d warnings, and the problems are %+v", r.Sound, warnings, r.Problems)
+	}
+}
+
+// The mode that a repair sets leaves the owner's rights, also to a file that has none.
+func TestRepairedMode(t *testing.T) {
+	for mode, want := range map[os.FileMode]os.FileMode{0o644: 0o600, 0o440: 0o400, 0o044: 0o600} {
+		dir := newStateDir(t)
+		path := filepath.Join(dir, "audit.jsonl")
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		isRepair := func(p Problem) bool {
+			return p.Store == "directory" && p.Path == path && p.Repair == RepairPermission && p.Mode == want
+		}
+		if r := run(t, dir); !slices.ContainsFunc(r.Problems, isRepair) {
+			t.Errorf("for mode %04o the problems are %+v, want a repair to %04o", mode, r.Problems, want)
+		}
 	}
 }
 

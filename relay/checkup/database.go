@@ -94,7 +94,7 @@ func (c *checker) checkIntegrity(ctx context.Context, name string, repair Repair
 
 // checkDatabase checks relay.db, and that it is the one that relay.json names.
 func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
-	noRelayRan := !exists(c.path("relay.db")) && !c.record.found && c.count["relay.json"] > 0 && !exists(c.path("keys"))
+	noRelayRan := !exists(c.path("relay.db")) && !c.record.found && c.hasProblems("relay.json") && !exists(c.path("keys"))
 	if noRelayRan { // checkRelayFile has reported it
 		return Absent, ""
 	}

@@ -14,7 +14,7 @@ import (
 func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	recorded := auth.EventLogRecord(c.record.Stores.EventsDB)
 	if !c.checkSQLite(ctx, eventlog.FileName, recorded.ID != "", RepairSalvage) {
-		if c.count[eventlog.FileName] == 0 {
+		if !c.hasProblems(eventlog.FileName) {
 			return Absent, ""
 		}
 		return "", ""

@@ -117,7 +117,7 @@ type keyRow struct {
 // readKeyRows returns the rows of the table keys. It returns nil without an error for a database of an
 // older agentctl, which has no such table.
 func (c *checker) readKeyRows(ctx context.Context) (list []keyRow, err error) {
-	if c.count["relay.db"] > 0 && !exists(c.path("relay.db")) {
+	if !exists(c.path("relay.db")) {
 		return nil, fs.ErrNotExist
 	}
 	db, closeDB, err := openReadOnly(c.path("relay.db"))

@@ -1,6 +1,7 @@
 package checkup
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -47,7 +48,7 @@ func (c *checker) checkMode(path string, allowed fs.FileMode) int {
 		return 1
 	}
 	if perm := info.Mode().Perm(); perm&^allowed&0o077 != 0 {
-		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("mode %04o: others can use it", perm), Repair: RepairPermission, Mode: perm & allowed})
+		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("mode %04o: others can use it", perm), Repair: RepairPermission, Mode: cmp.Or(perm&allowed, allowed)})
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != c.uid {
 		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("it belongs to user %d, and the directory to user %d", st.Uid, c.uid), Repair: RepairPermission})
