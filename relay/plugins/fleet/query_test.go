@@ -313,6 +313,30 @@ func TestSilentFleet(t *testing.T) {
 	}
 }
 
+// All steps of a query together end in time: the values, the models and the changes, where each takes as long
+// as it may.
+func TestSlowSteps(t *testing.T) {
+	for _, from := range []string{``, `"from":"1h",`} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFleet(2000)
+			f.reading = func(i int, _ string, _ time.Time) float64 { return float64(i / 25) } // different, so that changes are looked for
+			for i := range f.boards {
+				var calls atomic.Int64
+				f.answers[nodeID(i)] = func(ctx context.Context, tool manifest.ToolName, args []byte) (string, error) {
+					if i%100 != 0 || calls.Add(1) > 1 {
+						return silent(ctx, tool, args)
+					}
+					return f.answer(ctx, tool, args)
+				}
+			}
+			r := query(t, f.plugin(), `{"metrics":["cpu_pct"],`+from+`"group_by":"model","top":3}`)
+			if len(r.Top) == 0 || len(r.Groups) == 0 {
+				t.Errorf("%s: %+v, want a top and groups", from, r)
+			}
+		})
+	}
+}
+
 // All callers of a tenant together ask maxAsked boards at a time, and one identity has maxAskingCalls calls.
 func TestSlotsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
