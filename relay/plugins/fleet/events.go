@@ -61,7 +61,8 @@ const (
 	maxEventsBytes  = 32 << 10 // of one answer with a limit
 	maxEventText    = 300      // characters of a text that a board or a caller wrote
 	maxEventTickets = 32       // tickets whose events count as those of their board
-	eventsTime      = 3500 * time.Millisecond
+	// eventsTime is for the search and for the wait until it may begin: the relay runs two at a time.
+	eventsTime = 3500 * time.Millisecond
 )
 
 // errTopic refuses topics that the caller's token does not have.
@@ -146,6 +147,8 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	defer cancel()
 	out := eventsAnswer{Events: []json.RawMessage{}}
 	isFull, used, oldest := false, 0, int64(0)
+	// The rows are made while the log is read, which holds a connection of its reader: eventRow looks
+	// things up in memory only.
 	next, err := p.opt.Events.Newest(ctx, q, func(e kernel.Event) bool {
 		row, ok := p.eventRow(&e)
 		if !ok {
@@ -183,6 +186,8 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 		switch isNamed := slices.Contains(args.Topics, topic.name); {
 		case caller.HasTopic(topic.name) && (isNamed || len(args.Topics) == 0):
 			q.Types = append(q.Types, topic.types...)
+		// A call that names no topic gets those of its token. A named topic that the token lacks is
+		// refused: an empty page would look as if there had been no alert.
 		case isNamed:
 			return q, errTopic
 		}
@@ -203,6 +208,7 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 		if err != nil {
 			return q, err
 		}
+		// An empty page would look as if nothing had happened.
 		if since.After(now) {
 			return q, errNotPast("since", now)
 		}
@@ -210,6 +216,8 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 	}
 	position, err := readCursor(args.Cursor)
 	if err == nil && position != "" {
+		// 63 bits, as sequence numbers are signed integers in SQLite. A cursor of fleet.find is no
+		// number.
 		if q.Before, err = strconv.ParseUint(position, 10, 63); err != nil || q.Before == 0 {
 			err = errCursor
 		}
@@ -263,6 +271,7 @@ func (p *Plugin) eventRow(e *kernel.Event) (row eventRow, ok bool) {
 	case "ticket":
 		row.Ticket, row.By, nodeID = e.Aggregate, pl.By, pl.NodeID
 		row.Text = cut(cmp.Or(pl.Title, pl.Text, pl.To, pl.AgentID))
+		// Only the first event of a ticket names its board.
 		nodeID = cmp.Or(nodeID, p.opt.Events.TicketBoard(e.Tenant, e.Aggregate))
 	case "join":
 		if what == "agent" {

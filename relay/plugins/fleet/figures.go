@@ -12,6 +12,16 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// Besides its history (query_now.go), a board has two sources of figures, which differ in cost: a
+// metrics frame (metrics.snapshot, or a frame of an open stream) has what the board samples anyway,
+// while system.modules reads sensors. Either delivers all of its figures at once, and says by their
+// absence what the board does not measure. So a figure is in one of three states:
+//
+//	value         time
+//	a number      at most maxFigureAge ago   known
+//	NaN           at most maxFigureAge ago   the board does not measure it; it is not asked again
+//	any           older                      unknown; the board is asked if somebody needs it
+
 // metric is a figure of a board that the tools of this package name. The keys are those of alert
 // rules; the catalogue of package prober defines them (test/fleet_test.go compares).
 type metric struct {
@@ -115,6 +125,7 @@ func (f *figures) readFrame(raw []byte, at time.Time) {
 		}
 	}
 	i := metricIndex("mem_pct")
+	// A frame has bytes. A total of 0 or none makes this NaN or infinite, which is not possible.
 	f.values[i] = metrics[i].possible(math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10)
 }
 
@@ -127,6 +138,7 @@ func (f *figures) readModules(raw []byte, at time.Time) {
 	}
 	for i := range metrics {
 		if metrics[i].isModule {
+			// "power.throttled" is the member throttled of the object power; absent members are NaN.
 			_, field, _ := strings.Cut(metrics[i].history, ".")
 			members, _ := v[metrics[i].module].(map[string]any)
 			f.values[i], f.times[i] = metrics[i].possible(number(members[field])), at.UnixMilli()
@@ -177,6 +189,7 @@ func (p *Plugin) cacheKey(r *kernel.Request, nodeID string) string {
 	if !p.opt.Differs() {
 		return nodeID
 	}
+	// NUL is in none of the parts, so that two callers cannot have the same key.
 	return strings.Join([]string{r.Caller.Tenant, r.Caller.Actor, r.Caller.Transport, r.ConnID, nodeID}, "\x00")
 }
 
@@ -189,6 +202,8 @@ func (c *figureCache) get(boards Boards, key string, now time.Time) figures {
 		*f = *known
 	}
 	c.mu.Unlock()
+	// cpu_pct stands for all figures of frames, which come together. After a question about the history
+	// it may be newer than the others; then a frame is passed over, and the board is asked for them.
 	if frame, at, ok := boards.Frame(key); ok && at.After(f.at(metricIndex("cpu_pct"))) {
 		f.readFrame(frame, at)
 	}
@@ -212,7 +227,9 @@ func (c *figureCache) put(key, kind string, answer []byte, now time.Time) {
 	}
 }
 
-// putValues is put for values that are known from elsewhere, by index in metrics. NaN says nothing.
+// putValues is put for values that are known from elsewhere, by index in metrics. NaN says nothing. The
+// values get the time of the answer and not that of the sample, which may be maxFigureAge older, or
+// freshWearTime.
 func (c *figureCache) putValues(key string, values []float64, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -240,8 +257,8 @@ func (c *figureCache) boardLocked(key string, now time.Time) *figures {
 	return f
 }
 
-// evictLocked drops the boards of which every figure is too old, or all boards if the cache is full of newer
-// ones. mu is held.
+// evictLocked drops the boards of which every figure is too old, or all boards if the cache is full of
+// newer ones. mu is held. It looks at all entries, but only for a board that is new to a full cache.
 func (c *figureCache) evictLocked(now time.Time) {
 	for id, f := range c.boards {
 		if now.Sub(time.UnixMilli(slices.Max(f.times[:]))) > maxFigureAge {

@@ -7,6 +7,11 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// measure asks in two rounds, one for each of sources. Before each round needs is asked again, with
+// what is known by then, so that the second round leaves out the boards that the first one has decided.
+// All questions of a round run at a time, within the slots of the tenant; askBoards delivers their
+// answers one at a time, so that list needs no lock.
+
 // measured is what measure found out about a board.
 type measured struct {
 	figures
@@ -30,6 +35,7 @@ var sources = []struct {
 func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board, needs func(f *figures, modules bool) bool) ([]measured, error) {
 	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
 	defer cancel()
+	// The same time for all rounds: a figure that was fresh at first does not become too old meanwhile.
 	now := p.opt.Now()
 	list := make([]measured, len(boards))
 	for i := range boards {

@@ -83,6 +83,8 @@ func (p *Plugin) query(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	} else {
 		p.askPast(ctx, r, q, boards, totals)
 	}
+	// Models are asked for after the values, since less is lost without one: its board counts in the
+	// group unknown.
 	p.assignGroups(ctx, r, q, boards)
 	named := rank(q, boards)
 	p.findChanges(ctx, r, q, boards, named, now)
@@ -102,6 +104,7 @@ func (p *Plugin) askPast(ctx context.Context, r *kernel.Request, q *queryPlan, b
 	ctx, cancel := context.WithTimeout(ctx, queryTime)
 	defer cancel()
 	started := p.slots.each(ctx, r.Caller.Tenant, len(asked), boardTime, func(ctx context.Context, i int) {
+		// Each board has its own element, so only totals needs a lock.
 		b := asked[i]
 		values, err := p.boardHistory(ctx, r, b.board.ID, h)
 		if err != nil {
@@ -149,6 +152,8 @@ func (p *Plugin) findChanges(ctx context.Context, r *kernel.Request, q *queryPla
 	defer cancel()
 	p.slots.each(ctx, r.Caller.Tenant, len(named), changeTime, func(ctx context.Context, i int) {
 		b := &boards[named[i]]
+		// A top of more than half of the boards has some on the other side of the median; since when
+		// they are there is of no use.
 		up := b.values[0] > usual
 		if math.Abs(b.values[0]-usual) <= noticeable*math.Abs(usual) || up != (q.top > 0) {
 			return

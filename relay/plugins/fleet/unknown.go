@@ -37,6 +37,7 @@ func nearest(all []Board, ref string) []string {
 		distance int
 	}
 	var found []candidate
+	// Half of a short text may differ at most: three letters that all differ are another word.
 	compared, limit := 0, min(maxDistance, len(ref)/2)
 	for i := range all {
 		b, d := &all[i], maxDistance+1
@@ -44,6 +45,7 @@ func nearest(all []Board, ref string) []string {
 		if b.NameSet && compared < maxCompared && (abs(len(label)-len(ref)) <= limit || isPart(label, ref)) {
 			compared++
 			if d = suggest.Distance(ref, label); isPart(label, ref) {
+				// A part is near enough in any case, but behind names with fewer differences.
 				d = min(d, limit)
 			}
 		}

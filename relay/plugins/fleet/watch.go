@@ -81,6 +81,7 @@ func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	if err != nil {
 		return nil, err
 	}
+	// The request is copied: it belongs to the kernel once this call has returned.
 	w := &watchStream{plugin: p, request: *r, metrics: list, seconds: cmp.Or(args.Seconds, defWatchSeconds), done: make(chan struct{})}
 	for i := range boards {
 		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: statusReason(&boards[i]), seen: make([]observed, len(list))})
@@ -266,6 +267,8 @@ func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	if !ok {
 		return errNoTool
 	}
+	// Without the session of the caller: its client gets the frames of watchStream as progress, and
+	// nothing else.
 	res, err := w.plugin.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: name, ConnID: r.ConnID, TraceID: r.TraceID, Traced: r.Traced, Stream: true, Inner: true,
 		Arguments: fmt.Appendf(nil, `{"interval_ms":%d}`, watchInterval.Milliseconds())})
 	if err != nil {
@@ -273,6 +276,8 @@ func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	}
 	s := res.Stream
 	defer s.Close()
+	// One place: a notification that is already waiting stands for any number of later ones, since Next
+	// is called until nothing is left.
 	ready := make(chan struct{}, 1)
 	s.Notify(func() {
 		select {
