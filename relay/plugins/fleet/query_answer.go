@@ -3,6 +3,7 @@ package fleet
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -325,9 +326,10 @@ func (a *queryAnswer) result() (*kernel.Result, error) {
 // without a value but one for each reason, outliers but one, groups but one, the last of these names,
 // and boards of the top but one. What remains fits, with a series of maxSeriesValues as well (TestAnswersFit).
 func (a *queryAnswer) shorten() bool {
-	for _, m := range a.Boards.Missing {
-		if n := len(m.Boards); n > 1 {
-			m.Boards = m.Boards[:n-1]
+	reasons := slices.Sorted(maps.Keys(a.Boards.Missing)) // so that the same question has the same answer
+	for _, why := range reasons {
+		if m := a.Boards.Missing[why]; len(m.Boards) > 1 {
+			m.Boards = m.Boards[:len(m.Boards)-1]
 			return true
 		}
 	}
@@ -339,8 +341,8 @@ func (a *queryAnswer) shorten() bool {
 		a.Groups, a.MoreGroup = a.Groups[:n-1], a.MoreGroup+1
 		return true
 	}
-	for _, m := range a.Boards.Missing {
-		if len(m.Boards) > 0 {
+	for _, why := range reasons {
+		if m := a.Boards.Missing[why]; len(m.Boards) > 0 {
 			m.Boards = nil
 			return true
 		}

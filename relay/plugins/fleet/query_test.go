@@ -466,6 +466,30 @@ func TestAnswersFit(t *testing.T) {
 	}
 }
 
+// An answer that is too long loses the same names each time.
+func TestShortenIsStable(t *testing.T) {
+	shortened := func() string {
+		a := &queryAnswer{Boards: answered{Missing: make(map[string]*missing)}}
+		for _, why := range []string{reasonBusy, reasonFailed, reasonOffline, reasonSuspect} {
+			a.Boards.Missing[why] = &missing{N: 3, Boards: []string{"a", "b", "c"}}
+		}
+		for range 3 {
+			a.shorten()
+		}
+		data, err := json.Marshal(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	first := shortened()
+	for range 20 {
+		if again := shortened(); again != first {
+			t.Fatalf("%s, and then %s", first, again)
+		}
+	}
+}
+
 func TestSelectors(t *testing.T) {
 	f := newFleet(20)
 	f.boards[3].Tags, f.boards[4].Tags, f.boards[5].Status = []string{"roof"}, []string{"roof", "lab"}, Offline
