@@ -19,6 +19,16 @@ import (
 	"agentctl/relay/storage"
 )
 
+// What external plugins may use of the relay beyond answering calls: calls and reads, events, and
+// appends, over the bus of package process. This file gives the bus what it needs:
+//
+//	consent     in which tenants a plugin may act, by the digest of its manifest
+//	busEvents   the event log; a degraded relay has none, and the bus then serves no events
+//	consents    the operators' decisions, for kernel.plugin.show, allow and disallow
+//
+// The plugin triage is part of the binary and speaks the same protocol inside the process
+// (bundledPlugins).
+
 // newBus makes the bus of external plugins.
 func (r *Relay) newBus() *process.Bus {
 	o := process.BusOptions{Kernel: r.kernel, Log: r.queue, Consent: r.consent}
@@ -56,6 +66,8 @@ func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, f
 }
 
 // SeqAt implements process.Events.
+// It reads maxSearchRows events from the end of the log at most: a log with more of them within age
+// gives a later number.
 func (b busEvents) SeqAt(ctx context.Context, age time.Duration) (uint64, error) {
 	since, oldest := b.r.opt.Now().Add(-age).UnixMilli(), b.r.events.Last()+1
 	_, err := b.r.events.SelectNewest(ctx, eventlog.NewestQuery{Query: eventlog.Query{Class: eventlog.ClassState}, SinceMS: since, MaxRows: maxSearchRows}, func(e kernel.Event) bool {
@@ -116,6 +128,8 @@ func (c consents) Set(ctx context.Context, name, digest string, tenants []string
 	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}); err != nil {
 		return nil, err
 	}
+	// After the decision is durable: connections of the plugin learn what they may do from now on,
+	// and what is not allowed any more ends.
 	c.r.bus.Refresh(name)
 	return c.describe(p), nil
 }

@@ -80,6 +80,7 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 		_, _, e := bad("the body is larger than 1 MiB")
 		return held, http.StatusRequestEntityTooLarge, e
 	}
+	// Before the token, because it costs least. A body without a length is bounded by bodies.Read.
 	if req.ContentLength > MaxBody {
 		return tooLarge()
 	}
@@ -106,6 +107,8 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 		return bad(`the body must be strict JSON of the form {"tool":"...","arguments":{...}} with no other keys`)
 	}
 	kr.Tool, kr.Arguments, kr.Stream = b.Tool, []byte(b.Arguments), isStreamTool(b.Tool)
+	// The name alone says whether the answer is a stream, so Accept is checked before the kernel
+	// looks for the tool: who asks for another form than it accepts learns that first.
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
 	if kr.Stream && !wantStream {
 		return bad("this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")
@@ -183,7 +186,8 @@ func rpcErrorEnvelope(rpc *kernel.RPCError) *manifest.Error {
 	return e
 }
 
-// toolErrorStatus returns the status of a tool's own error, which may be an envelope of ours.
+// toolErrorStatus returns the status of a tool's own error, which may be an envelope of ours. Any other
+// failure that a tool reports is 422: the call was served, and the caller has to read why it failed.
 func toolErrorStatus(body []byte) int {
 	var envelope struct {
 		Error struct{ Code manifest.Code } `json:"error"`
@@ -243,6 +247,8 @@ func isPluginTool(s string) bool {
 // authenticate returns the caller that a request's token proves. The tenant comes from the
 // token only: nothing else in a request can select another one. Caller.Active lets a
 // stream end when its token is revoked.
+// A bad token is refused even where Options.Anonymous asks for none: its holder should learn that it
+// is bad. The connection counts for the identity's share of connections from then on (edge.Conn).
 func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {

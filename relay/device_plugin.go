@@ -16,6 +16,9 @@ import (
 // device is a connected device as a plugin of the kernel: its link loads the plugin and
 // unloads it, and its capabilities are the plugin's tools. Commands go through the hub's
 // node. It also offers the newest metric frame as a resource.
+// A device is made each time its node becomes ready, and changes no more but for the frame. Being
+// unlisted, or ready again, replaces it in the kernel by another one of the node, which keeps the
+// limits of the capabilities that are the same.
 type device struct {
 	node     *hub.Node
 	manifest *kernel.Manifest
@@ -75,7 +78,8 @@ func (d *device) unlisted() *device {
 	return &device{node: d.node, tools: d.tools, manifest: &m}
 }
 
-// toolKind says which tools of boards have the same description.
+// toolKind says which tools of boards have the same description. Its values are few: a verb of the kind
+// registry, and two flags; boards cannot add to them.
 type toolKind struct {
 	verb       *manifest.Verb
 	isUnlisted bool
@@ -194,6 +198,7 @@ func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, 
 	d.mu.Lock()
 	f, at := d.lastFrame, d.lastFrameAt
 	d.mu.Unlock()
+	// An older frame is of a watch that has ended, or of a device that is late.
 	if f != nil && time.Since(at) < defaultIntervalMS*time.Millisecond {
 		return f.Data, nil
 	}
@@ -215,6 +220,7 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 	if t == nil {
 		return kernel.ErrNotWatchable
 	}
+	// The watch itself lasts; only the opening is bounded, as that of a call is.
 	openCtx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
 	r, err := d.subscribe(openCtx, t, defaultIntervalMS, limit, hub.CallOptions{})
 	cancel()

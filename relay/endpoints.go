@@ -14,6 +14,10 @@ import (
 	"agentctl/strictjson"
 )
 
+// What the control plane can change of the HTTP surface while the relay serves, and the problems
+// that kernel.health.get and the status report. Changes last until the relay ends: the next start
+// begins with the options.
+
 // Names of the endpoints that the control plane can disable; it calls them transports.
 const (
 	endpointHTTP = "http" // POST /mcp/tools/call

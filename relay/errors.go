@@ -10,6 +10,13 @@ import (
 	"agentctl/transport/edge"
 )
 
+// How HTTP endpoints refuse:
+//
+//	fail          the request itself is wrong, or nothing is served there; not audited
+//	writeDenied   no good token, where no call was made; audited
+//	denial        error and status of writeDenied, for endpoints that write their own audit record
+//	writeError    any error, with the challenge that a 401 must have
+
 // writeError answers with the error envelope. A 401 also names the token that is needed and
 // where its metadata is (RFC 6750 §3, RFC 9728 §5.1); an error code is only for a caller who
 // sent a token.

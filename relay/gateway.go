@@ -39,6 +39,7 @@ func (r *Relay) openGateway() (err error) {
 	}
 	o.RelayTopics, o.Bodies, o.Conns = relayTopics, r.bodies, r.conns
 	o.AllowOrigins = append(slices.Clone(o.AllowOrigins), r.origins()...)
+	// A gateway on loopback behind a proxy gets the proxy's public name as Host.
 	if r.public != nil {
 		o.Hosts = append(o.Hosts, r.public.Hostname())
 	}

@@ -19,6 +19,17 @@ import (
 	"agentctl/transport/edge"
 )
 
+// Boards over HTTP. NODE is an id, a name or a unique prefix of an id, in the tenant of the token.
+//
+//	GET    /v1/nodes               nodes        scope tools:list or tools:call:read_only
+//	PATCH  /v1/nodes/NODE          patchNode    scope nodes:write, as the next two
+//	DELETE /v1/nodes/NODE          removeNode
+//	POST   /v1/nodes/NODE/revoke   revokeNode
+//
+// Removing and revoking change relay.db only. The sweep of the hub then finds the grant of the
+// board's link revoked and closes the link with 4401, as after `agentctl token revoke` in another
+// process.
+
 // Rows of one page of GET /v1/nodes. A row has the board's capabilities, typically some 600
 // bytes, so the largest page is about 3 MB.
 const (
@@ -105,6 +116,8 @@ func (r *Relay) nodesPage(w http.ResponseWriter, req *http.Request, tenant strin
 		Nodes []nodeRow `json:"nodes"`
 		Next  string    `json:"next,omitempty"`
 	}{Nodes: make([]nodeRow, 0, len(nodes))}
+	// The page is cut by the size of its manifests as well (auth.Store.Nodes), so the last row and
+	// not the limit says where the next one begins.
 	if more {
 		body.Next = nodes[len(nodes)-1].NodeID
 	}

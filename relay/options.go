@@ -21,6 +21,11 @@ import (
 	"agentctl/transport/edge"
 )
 
+// Options come from the flags and the environment of `agentctl relay`, or from code that runs a relay
+// in its process, such as the demo. checkOptions finds what is wrong with the options alone, before
+// Open touches anything; the steps of Open find the rest: a port that is taken, a state directory
+// that is damaged.
+
 // DefaultListen is where a relay listens if Options do not say.
 const DefaultListen = "127.0.0.1:8460"
 
@@ -162,6 +167,7 @@ type Options struct {
 // packages that get the option.
 func (o *Options) setDefaults() {
 	if o.Listener != nil {
+		// checkOptions decides by this address whether the relay is on loopback.
 		o.Listen = o.Listener.Addr().String()
 	}
 	o.Listen = cmp.Or(o.Listen, DefaultListen)
@@ -236,6 +242,7 @@ func (r *Relay) checkOptions() error {
 	if err := r.checkTLS(); err != nil {
 		return err
 	}
+	// Whoever reaches a loopback listener is a user or a program of this machine.
 	if o.Anonymous && !r.loopback {
 		return badOption("Anonymous", "for loopback only, not for %s", o.Listen)
 	}
@@ -244,6 +251,8 @@ func (r *Relay) checkOptions() error {
 		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 			return badOption("Public", "not an http or https URL: %q", o.Public)
 		}
+		// Invites would print a URL on which no board gets an answer. With TLSFiles or a proxy the
+		// public URL may be that of another port, so only TLSOwn is certain.
 		if u.Scheme == "http" && o.TLS == TLSOwn {
 			return badOption("Public", "%q is plain HTTP, but this relay serves TLS; use https://", o.Public)
 		}

@@ -7,6 +7,29 @@
 // routes.go is the whole HTTP surface. options.go is what an operator can choose, and
 // wiring.go connects the packages: a connected board is a plugin of the kernel
 // (device_plugin.go), and the kernel's event log is what the gateway publishes (topics.go).
+//
+// # Source files
+//
+//	life of a relay      relay (Open, Run, Close), options, wiring, supervise, reload, memory (heap), maxfiles
+//	HTTP                 routes, endpoints (those that can be disabled), errors, tls
+//	calls                call (POST /mcp/tools/call), accept (its Accept header), stream (metric streams)
+//	administration       admin (what its routes share), nodes, tokens, invites, auditing
+//	joining              join
+//	boards               device_link (callbacks of the hub), device_plugin, offline, device_alert,
+//	                     registry_retry, clock (whether boards may link)
+//	boards by name       board_label (errors and titles), fleet, fleet_events
+//	events               topics, gateway, standalone_gateway
+//	external plugins     plugins, bus (what they may use of the relay)
+//	state on disk        event_log_record (whether the log is the right one), degraded, disk_space
+//	for operators        metrics, transports, log_level, status, status_socket
+//	replay of the log    live_state, verify_replay
+//
+// # Concurrency
+//
+// A request runs in the goroutine of its connection, an idle link has none, and a stream is served by a
+// shard (sse.Engine). The locks of this package are held for a few statements, and no lock
+// of another package of the relay is taken under them; only Certificate.mu is held while files are
+// read. The hub calls some callbacks under a lock, and they call the kernel: see package hub.
 package relay
 
 import (
@@ -51,6 +74,9 @@ import (
 //
 //	Open ──> Run ── ctx ends, or a part fails ──> drain ──> Close
 //	     └─> Close, when Run is not called
+//
+// Steps of Open set some fields later than others need them: a closure that is made before such a
+// field is set runs after that, or checks it for nil.
 type Relay struct {
 	opt       Options
 	log       *zap.Logger
@@ -280,6 +306,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
 	tuneScheduler()
+	// ctx ends none of these: the drain below cancels each in its turn. A context that is derived
+	// from another one cannot outlive it, so a component still has the queue, and the queue the
+	// log.
 	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
 	queueCtx, stopQueue := context.WithCancel(logCtx)
 	components, stopComponents := context.WithCancel(queueCtx)
@@ -365,6 +394,8 @@ func (r *Relay) serveHTTP(wg *sync.WaitGroup, failed chan<- error) (srv, metrics
 	srv = edge.NewServer(r.routes(), errorLog)
 	srv.Direct = answersInPlace
 	if r.listener != nil {
+		// From the outside in: TLS, then the count of unacknowledged bytes by which a stalled
+		// stream is found, then the bounds of connections, which refuse before TLS costs anything.
 		var ln net.Listener = sse.NewListener(r.conns.Listener(r.listener, r.tls == nil))
 		if r.tls != nil {
 			ln = tls.NewListener(ln, r.conns.PaceTLS(r.tls))

@@ -13,6 +13,10 @@ import (
 	"agentctl/relay/storage"
 )
 
+// The state of the relay as `agentctl relay status` shows it and monitoring reads it (-o json). It
+// is made for each question from what the packages count in memory; only the sizes of the stores
+// come from the disk, where measure reads them every sizesInterval, apart from the questions.
+
 // Status is what `agentctl relay status` shows of a running relay. Field names are part of the
 // command's interface.
 type Status struct {

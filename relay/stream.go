@@ -15,6 +15,16 @@ import (
 	"agentctl/transport/sse"
 )
 
+// A metric stream of a client, from the result of the kernel to its end:
+//
+//	openStream ── no unit of the pool, or draining ──> error envelope
+//	           ├─ over a quota that is enforced ─────> 200, and at once the close event 4429
+//	           └─> a shard of streamEngine ── source or client ends, token revoked, reader stalls ──> OnEnd
+//
+// A stream holds a unit of streamPool, one of the counts of its tenant and its source, which OnEnd
+// gives back. Many clients may share what a source is fed from, a stream of the board
+// (hub.Node.Subscribe).
+
 // encodeFrame returns the SSE event of a metric frame (RFC-0009 §5.1), nil if it cannot be
 // one; CheckFrame has refused line breaks before.
 func encodeFrame(sample []byte) []byte {
@@ -70,6 +80,8 @@ func (r *Relay) openStream(w http.ResponseWriter, req *http.Request, kr *kernel.
 		m.OnEnd(err)
 		return
 	}
+	// Last: it wakes the shard for what was queued before, and the shard must know the stream by
+	// then.
 	source.Notify(m.Wake)
 }
 
@@ -84,6 +96,7 @@ func (m *metricStream) OnReady(uint64) error {
 }
 
 // OnEnd implements sse.Handler.
+// It runs in the shard's goroutine, or in that of the request if the stream did not get a shard.
 func (m *metricStream) OnEnd(err error) {
 	code := closeCode(err)
 	_ = m.Close(code)

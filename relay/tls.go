@@ -16,6 +16,15 @@ import (
 	"agentctl/relay/auth"
 )
 
+// Where the relay's certificate comes from, by Options.TLS:
+//
+//	TLSOwn     authority (auth.Authority): made once and kept in the state directory; it signs a server
+//	           certificate for serverNames, and clients that joined know it by its hash
+//	TLSFiles   certificate: two PEM files of the operator's, read again when they change
+//	TLSOff     none: on loopback, or behind a proxy that terminates TLS
+//
+// The event gateway uses the same certificate unless it was given another one (openGateway).
+
 // Certificate is a PEM pair that is read again when its files change, so that a renewal needs
 // no restart.
 type Certificate struct {

@@ -34,6 +34,15 @@ import (
 	"agentctl/transport/link"
 )
 
+// How the packages of a relay get to know each other. Hub, kernel, MCP handler, gateway and plugins
+// import at most the kernel of each other and take functions or small interfaces, which this
+// package implements. The steps of Open that are here:
+//
+//	openState     relay.db, the audit log, the event log with its queue, the check of the clock
+//	newKernel     kernel, stages, host of external plugins, control plane
+//	newFrontEnd   hub and its callbacks, checks of Host and Origin, MCP handler
+//	loadPlugins   presence and tickets from the event log, then the plugins inside the relay
+
 // keyDir is the directory below the state directory with the keys of the stage sign.
 const keyDir = "keys"
 
@@ -49,6 +58,8 @@ const (
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 
 // openState opens the files of the state directory.
+// The queue exists in a degraded relay as well: everything appends to it without asking whether
+// there is a log.
 func (r *Relay) openState() (err error) {
 	r.store, err = auth.Open(auth.Options{
 		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log, Now: r.opt.Now,
@@ -64,6 +75,8 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
+	// A log that another process has open is in use and not damaged: a second relay on the
+	// directory must not start, not even degraded.
 	if err := r.openEventLog(); err != nil && (!r.opt.StartDegraded || errors.Is(err, eventlog.ErrInUse)) {
 		return err
 	} else if err != nil {
@@ -121,6 +134,7 @@ func (r *Relay) explainTimeout(plugin string) *manifest.Error {
 // snapshotForRetention returns events that stand for those which retention is about to
 // delete, so that a replay of the rest rebuilds the same state.
 func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
+	// What loadPlugins rebuilds from the log, and nothing else, needs a snapshot.
 	events := r.kernel.PresenceSnapshot()
 	if r.tickets != nil {
 		events = append(events, r.tickets.Snapshot()...)
@@ -236,6 +250,8 @@ func (r *Relay) loadPlugins() error {
 		return fmt.Errorf("rebuild presence from the event log: %w", err)
 	}
 	r.log.Info("presence rebuilt from the event log", zap.Int("known", r.kernel.Stats().Presences))
+	// Plugins are loaded after their state is restored: the first call must not see a relay without
+	// tickets.
 	plugins := []kernel.Plugin{r.control}
 	r.builtins = make(map[string]builtinPlugin)
 	add := func(name string, p builtinPlugin) { plugins, r.builtins[name] = append(plugins, p), p }
