@@ -154,6 +154,7 @@ func (c *capabilityCache) validate(raw []byte) error {
 func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 	ctx, cancel := r.registryContext(context.Background())
 	defer cancel()
+	r.registry.drop(n.ID(), registryWrite{node: r.registry.get(n.ID()).node}) // of an earlier link
 	if err := r.saveAnnounce(ctx, n); err != nil {
 		r.registryFailed(n.ID(), registryWrite{node: n}, err)
 	}
@@ -242,6 +243,7 @@ func (r *Relay) onDeviceGone(n *hub.Node) {
 func (r *Relay) saveBoot(nodeID, bootID string) {
 	ctx, cancel := r.registryContext(context.Background())
 	defer cancel()
+	r.registry.drop(nodeID, registryWrite{boot: r.registry.get(nodeID).boot}) // of an earlier link
 	if err := r.store.SaveBoot(ctx, nodeID, bootID); err != nil {
 		r.registryFailed(nodeID, registryWrite{boot: bootID}, err)
 	}

@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -21,8 +23,11 @@ const (
 	registryRetry   = 5 * time.Second
 )
 
-// registryRetries are the boards whose registry entry could not be stored. There are at most
-// as many as linked boards: one that is gone is dropped at the next attempt.
+// registryRetries are the boards whose registry entry could not be stored, at most hub.MaxNodes.
+//
+// What is pending stays until it is stored, or until a newer link writes: a link first drops what is
+// pending of the one before. A retry never puts its value back, so that one which takes long does not
+// replace a newer link's.
 type registryRetries struct {
 	mu      sync.Mutex // a leaf lock
 	pending map[string]registryWrite
@@ -34,7 +39,7 @@ type registryWrite struct {
 	boot string    // of the link that was served last; "": stored
 }
 
-// put adds what the registry lacks.
+// put adds what the registry lacks, in place of what is pending of the same kind.
 func (q *registryRetries) put(nodeID string, w registryWrite) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -48,19 +53,40 @@ func (q *registryRetries) put(nodeID string, w registryWrite) {
 	if w.node == nil {
 		w.node = before.node
 	}
-	if w.boot == "" {
-		w.boot = before.boot
-	}
-	q.pending[nodeID] = w
+	q.pending[nodeID] = registryWrite{w.node, cmp.Or(w.boot, before.boot)}
 }
 
-// take removes and returns everything.
-func (q *registryRetries) take() map[string]registryWrite {
+// drop removes from what is pending of a board what equals w.
+func (q *registryRetries) drop(nodeID string, w registryWrite) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	all := q.pending
-	q.pending = nil
-	return all
+	left, known := q.pending[nodeID]
+	if !known {
+		return
+	}
+	if left.node == w.node {
+		left.node = nil
+	}
+	if left.boot == w.boot {
+		left.boot = ""
+	}
+	if q.pending[nodeID] = left; left == (registryWrite{}) {
+		delete(q.pending, nodeID)
+	}
+}
+
+// all returns what boards lack.
+func (q *registryRetries) all() map[string]registryWrite {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return maps.Clone(q.pending)
+}
+
+// get returns what a board lacks, the zero value for nothing.
+func (q *registryRetries) get(nodeID string) registryWrite {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pending[nodeID]
 }
 
 // registryContext bounds a write to the registry. It has ended from the start while relay.db
@@ -92,24 +118,37 @@ func (r *Relay) saveAnnounce(ctx context.Context, n *hub.Node) error {
 // retryRegistry tries again what could not be stored, until ctx ends.
 func (r *Relay) retryRegistry(ctx context.Context) {
 	every(ctx, registryRetry, func() {
-		all := r.registry.take()
-		for nodeID, w := range all {
-			var err error
-			if !r.hub.IsOnline(nodeID) {
-				w.node = nil // its next link announces again
+		for nodeID := range r.registry.all() {
+			if ctx.Err() != nil {
+				return
 			}
-			if w.node != nil && ctx.Err() == nil {
-				err = r.retryWrite(ctx, func(ctx context.Context) error { return r.saveAnnounce(ctx, w.node) })
-			}
-			if w.boot != "" && err == nil {
-				w.node = nil
-				err = r.retryWrite(ctx, func(ctx context.Context) error { return r.store.SaveBoot(ctx, nodeID, w.boot) })
-			}
-			if err != nil {
-				r.registryFailed(nodeID, w, err)
-			}
+			r.retryBoard(ctx, nodeID)
 		}
 	})
+}
+
+// retryBoard tries again what could not be stored of a board. The boot_id is stored also if the board
+// has left: it says which link was served last.
+func (r *Relay) retryBoard(ctx context.Context, nodeID string) {
+	w := r.registry.get(nodeID) // now: a link may have written since the round began
+	var err error
+	if w.node != nil && r.hub.IsOnline(nodeID) { // else its next link announces again
+		err = r.retryWrite(ctx, func(ctx context.Context) error { return r.saveAnnounce(ctx, w.node) })
+	}
+	if storage.Classify(err) != "" {
+		return
+	}
+	r.registry.drop(nodeID, registryWrite{node: w.node})
+	if w.boot != "" && err == nil {
+		err = r.retryWrite(ctx, func(ctx context.Context) error { return r.store.SaveBoot(ctx, nodeID, w.boot) })
+	}
+	if storage.Classify(err) != "" {
+		return
+	}
+	r.registry.drop(nodeID, w)
+	if err != nil {
+		r.log.Warn("node registry", zap.String("node_id", nodeID), zap.Error(err))
+	}
 }
 
 func (r *Relay) retryWrite(ctx context.Context, write func(context.Context) error) error {
