@@ -143,8 +143,7 @@ func (r *Relay) Status() *Status {
 	}
 	if r.degraded != nil {
 		st.Degraded = r.degraded.Error()
-	}
-	if r.degraded == nil {
+	} else {
 		st.Events.Classes = []EventsClass{{"state", s.events.Events - s.events.Calls, s.events.StateBytes}, {"calls", s.events.Calls, s.events.CallBytes}}
 	}
 	st.Clock = ClockStatus{Problem: r.clock.check(), NowMS: now.UnixMilli()}
