@@ -176,6 +176,7 @@ func open(opt Options, damage error) (r *Relay, err error) {
 		conns:  edge.NewConns(edge.ConnOptions{MaxOpen: edge.MaxOpenConns(), Proxies: opt.TrustedProxies}),
 		bodies: edge.NewBodies(), adminLimits: edge.NewLimiter(maxAdminCallers, true), strangers: edge.NewLimiter(maxStrangerAddresses, false),
 	}
+	// Handlers of streams do not block, so that more shards than cores would gain nothing.
 	for range min(runtime.GOMAXPROCS(0), 4) {
 		r.streamEngine.AddShard(nil)
 	}
