@@ -8,6 +8,14 @@ import (
 	"time"
 )
 
+// Blocking ends what refusing cannot: the cost of accepting. The steps for an address that goes on:
+//
+//	connListener.Accept   refuses the connection with an answer, or a bare close over TLS
+//	connListener.block    over blockRate: closes without an answer, and adds the address here
+//	blockList.add         the kernel drops its attempts for blockTime, then it may try again
+//
+// The list belongs to one listener and has no goroutine but the timer that ends blocks.
+
 // Bounds of blocking. A connection that is accepted and closed costs 10 to 20 us of a CPU: one
 // address that opens tens of thousands a second would delay everybody's requests.
 const (

@@ -19,7 +19,7 @@ type Conn struct {
 	// it changes. Only the goroutine that serves the connection uses it.
 	current *Identity
 
-	requests atomic.Uint32 // see IsLastRequest
+	requests atomic.Uint32 // that began before it had an agent, see IsLastRequest
 
 	// Protected by Conns.mu.
 	stranger *stranger // nil: it has shown a token, or is a proxy's
@@ -37,6 +37,7 @@ type stranger struct {
 // Close closes the connection and counts it out.
 func (c *Conn) Close() error {
 	c.conns.mu.Lock()
+	// net/http, a handler and admit, for a victim, may all close: the first one counts.
 	again := c.closed
 	was := c.stranger
 	if !again {

@@ -202,6 +202,8 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 	if conn := c.admitReturning(tcp, key); conn != nil {
 		return conn
 	}
+	// A full table of strangers replaces its oldest: those who hold connections open without a
+	// token must not keep new clients out. Close takes mu, so victim has returned without it.
 	if victim := c.victim(); victim != nil {
 		_ = victim.Close()
 		c.refused.Add(1)

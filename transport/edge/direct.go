@@ -61,6 +61,7 @@ func (c *directConn) Read(b []byte) (int, error) {
 // serveDirect serves the direct requests that come first. b[:n] are the bytes after them.
 func (c *directConn) serveDirect(b []byte) (n int, err error) {
 	for {
+		// Before the first request the deadline of net/http for the head is in force.
 		if c.cancel != nil && n == 0 {
 			if err := c.awaitRequest(); err != nil {
 				return 0, err
@@ -230,6 +231,7 @@ func (d *directConns) add(c *directConn) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	// Under mu, so that drain sees the connection or add sees the drain.
 	if d.ep == nil || d.isDraining() {
 		return false
 	}

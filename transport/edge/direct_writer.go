@@ -174,6 +174,8 @@ func (w *directWriter) send(last bool) {
 	b := w.out
 	if !w.headSent {
 		w.headSent = true
+		// Decided with the first byte that goes out: a body that is complete by then has its
+		// length.
 		w.isChunked = w.declared < 0 && !last && w.mayHaveBody()
 		b = w.appendHeadEnd(b)
 	}

@@ -51,6 +51,7 @@ func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rat
 }
 
 // evictLocked frees a place for a new key and reports whether it could. mu is held.
+// Without evict it looks at every key.
 func (l *Limiter) evictLocked(now time.Time) bool {
 	if l.evict {
 		l.dropLocked(l.order.Back())
@@ -96,6 +97,7 @@ func (l *Limiter) Wait(key string, rps float64, burst int, now time.Time) (wait 
 
 // untilToken returns the time until a bucket has a token.
 func untilToken(b *rate.Limiter, now time.Time) time.Duration {
+	// At least a millisecond: a wait that rounds to 0 would read as a token.
 	missing := 1 - b.TokensAt(now)
 	return max(time.Millisecond, time.Duration(missing/float64(b.Limit())*float64(time.Second)))
 }

@@ -103,8 +103,10 @@ func refusalDelay(b *rate.Limiter, now time.Time) time.Duration {
 	return delay
 }
 
-// delayRefusals returns a handler that answers refusals late, and requests of strangers. It relies on that neither net/http nor
-// directConn sends a small response before its handler has returned.
+// delayRefusals returns a handler that delays answers beyond their rate: refusals (4xx), and all answers
+// to strangers. It waits after next has written the answer, which works because neither net/http nor
+// directConn sends a small response before its handler has returned. A request whose connection was
+// hijacked has its answer already.
 func (s *Server) delayRefusals(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		conn := ConnOf(r)
@@ -112,6 +114,8 @@ func (s *Server) delayRefusals(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		// Authenticate sets it if this request has a token. Behind a proxy the one before was
+		// another client's.
 		conn.current = nil
 		var status int
 		if d, ok := w.(*directWriter); ok {

@@ -60,6 +60,8 @@ func (s *Server) Serve(ln net.Listener) error {
 }
 
 // Shutdown is http.Server.Shutdown.
+// Connections with direct requests are drained first: to net/http they look as if they waited for
+// their first request, and its Shutdown closes such connections without waiting for an answer.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.direct.drain(ctx)
 	return s.Server.Shutdown(ctx)
