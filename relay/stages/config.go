@@ -67,6 +67,7 @@ func decode(where string, data []byte, fields ...field) error {
 		}
 		return invalid(where, problem+"; the fields are "+strings.Join(names, ", "))
 	}
+	// A stage whose defaults cannot work, as sign without a key, says so itself.
 	if len(data) == 0 {
 		return nil
 	}

@@ -72,6 +72,8 @@ func (p *Plugin) setConsent(ctx context.Context, r *kernel.Request, a *args, act
 	if p.opt.Consents == nil {
 		return nil, errNoConsents
 	}
+	// A consent can be taken back also if the manifest cannot be read any more, so only allow needs
+	// what Show says.
 	now, err := p.opt.Consents.Show(a.Name)
 	switch {
 	case err != nil && action == "allow":

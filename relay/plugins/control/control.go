@@ -144,8 +144,9 @@ type Options struct {
 // Plugin is the control plane. Make one with New. It owns no goroutine and no state of its
 // parts: the answers are read from Options at each call.
 type Plugin struct {
-	opt        Options
-	started    time.Time
+	opt     Options
+	started time.Time
+	// Slots are channels and not locks, so that a caller whose context ends stops waiting.
 	changeSlot chan struct{} // capacity 1: held while a change is made
 	loadSlots  chan struct{} // capacity maxLoading: held by loads and unloads in progress
 }
@@ -345,6 +346,9 @@ const appendTimeout = 2 * time.Second
 
 // change makes a change and appends its event, with the change slot held. uri is the
 // resource that changes.
+//
+// The audit record is written before the slot is acquired, so that a slow disk delays this caller and no
+// other change. Records may therefore be in another order than the changes; the events are not.
 //
 // A change whose event cannot be appended stays in force, and the error says so: undoing it
 // could fail as well. Subscribers are notified before the append, which may take long.

@@ -68,7 +68,8 @@ func newTool(name, title, description string, hints kernel.Hints, in arguments.O
 // oneOf, which some clients refuse at the top of an input schema.
 const nameOrOrderRule = `{"minProperties":1,"dependentRequired":{"config":["name"],"name":["config"],"scope":["name"]},"dependentSchemas":{"order":{"maxProperties":1}}}`
 
-// checkNameOrOrder accepts name and config, with or without scope, or order alone.
+// checkNameOrOrder accepts name and config, with or without scope, or order alone. It repeats
+// nameOrOrderRule in code, because arguments are not checked by their schema (arguments.Object.Check).
 func checkNameOrOrder(raw []byte) error {
 	var has map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &has); err != nil {
@@ -284,6 +285,8 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 
 // load loads or unloads a plugin, which may take seconds. It acquires the change slot only
 // afterwards, for the event, so that other changes do not wait.
+// Beyond maxLoading it refuses at once instead of waiting: a caller that waits could use up its
+// call before its plugin begins to start.
 func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action string, do func(Plugins, context.Context, string) error) (any, error) {
 	if p.opt.Plugins == nil {
 		return nil, manifest.E(manifest.BadRequest, "this relay loads no plugins; give it a plugin directory with --plugin-dir")
@@ -300,6 +303,7 @@ func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action st
 	if err := do(p.opt.Plugins, ctx, a.Name); err != nil {
 		return nil, err
 	}
+	// The plugin has changed whatever became of the caller, so the event does not end with ctx.
 	err := p.apply(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
 	return map[string]string{"name": a.Name}, err
 }
@@ -335,6 +339,7 @@ func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (a
 }
 
 // health answers kernel.health.get.
+// Its status is degraded while there is any problem, also in a relay that has its event log.
 func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 	s := p.opt.Kernel.Stats()
 	problems := []string{}
