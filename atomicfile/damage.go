@@ -36,8 +36,12 @@ func (d *Damage) Error() string {
 func SetAside(path string) (aside string, err error) {
 	prefix := path + AsideMark
 	for at := time.Now().UTC(); aside == ""; at = at.Add(time.Millisecond) {
-		if name := prefix + at.Format("20060102T150405.000"); !exists(name) {
+		name := prefix + at.Format("20060102T150405.000")
+		switch _, err := os.Lstat(name); {
+		case errors.Is(err, fs.ErrNotExist):
 			aside = name
+		case err != nil: // a disk that fails, a name that is too long: the next one would not be free either
+			return "", err
 		}
 	}
 	if err := os.Rename(path, aside); err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -40,6 +41,17 @@ func TestSetAside(t *testing.T) {
 	}
 	if _, err := SetAside(path); err == nil {
 		t.Error("a file that does not exist was set aside")
+	}
+}
+
+// No name with a time is free where the filesystem refuses all of them.
+func TestSetAsideFails(t *testing.T) {
+	path := filepath.Join(t.TempDir(), strings.Repeat("x", 250))
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if aside, err := SetAside(path); err == nil || !exists(path) {
+		t.Errorf("a file with too long a name was set aside as %s", aside)
 	}
 }
 
