@@ -11,8 +11,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -324,6 +326,32 @@ func TestShares(t *testing.T) {
 	entries, _ := q.take(nil)
 	if lost, _ := q.add(&r); len(entries) != 2 || lost != noLoss || q.identities != nil {
 		t.Errorf("%d taken, then lost %d", len(entries), lost)
+	}
+}
+
+// TestCloseQueue: each record that was admitted is taken, or is among those that close returns.
+func TestCloseQueue(t *testing.T) {
+	for range 30 {
+		var q queue
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for {
+					if lost, _ := q.add(&kernel.Record{Tenant: "a"}); lost == lostStopped {
+						return
+					} else if lost == noLoss {
+						admitted.Add(1)
+					}
+				}
+			})
+		}
+		runtime.Gosched()
+		left := q.close()
+		wg.Wait()
+		if n := admitted.Load(); n != int64(len(left)) {
+			t.Fatalf("%d records were admitted, %d are left", n, len(left))
+		}
 	}
 }
 

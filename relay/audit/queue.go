@@ -158,10 +158,10 @@ func (q *queue) takeCommits() []*commit {
 
 // close refuses further records, and returns those that nobody will write.
 func (q *queue) close() []entry {
-	entries, commits := q.take(nil)
 	q.mu.Lock()
-	q.closed = true
+	q.closed = true // first: what is added until then is taken below
 	q.mu.Unlock()
+	entries, commits := q.take(nil)
 	for _, c := range commits {
 		c.done <- errStopped
 	}
