@@ -23,20 +23,8 @@ const (
 	minUsable = 480       // bytes of a page without its reserved end; SQLite accepts no fewer
 )
 
-// Source says which copy of a page a record is from.
-type Source uint8
-
-// Sources, in the order in which Records reads them.
-const (
-	Committed  Source = iota // what SQLite reads: the database, and its write-ahead log up to the first damage
-	BehindWAL                // a committed transaction behind a damaged frame
-	Superseded               // the database's copy of a page that the log replaces, read if the log is damaged
-)
-
 // Record is a row of some table, or an entry of some index.
 type Record struct {
-	Page   uint32 // the leaf page that holds it
-	Source Source
 	Index  bool    // an entry of an index: the indexed columns, then the RowID
 	RowID  int64   // of a table's row
 	Values []Value // valid until the next record
@@ -63,11 +51,8 @@ type File struct {
 // Stats count what Records has read.
 type Stats struct {
 	Pages    uint32 // of the database, those only in its log included
-	PageSize int
-	Leaves   int // leaf pages read, copies included
-	Records  int // records read
-	BadCells int // entries of leaf pages that are no records
-	BadPages int // pages that could not be read
+	Records  int    // records read
+	BadCells int    // entries of leaf pages that are no records
 }
 
 // OpenFile opens a database and its write-ahead log for reading. The log may be damaged, and the
@@ -238,13 +223,13 @@ func leafHeader(b []byte) (cells, content int) {
 //
 // Bytes that are damaged may look like a row, so fn has to check what it is given.
 func (f *File) Records(fn func(*Record) error) (Stats, error) {
-	st := Stats{Pages: f.pages, PageSize: f.pageSize}
+	st := Stats{Pages: f.pages}
 	valid, lastLost := 0, 0 // frames: those that SQLite reads, and the last one behind damage
 	if f.wal != nil {
 		valid, lastLost = f.wal.valid, f.wal.lastLost
 	}
 	for p := uint32(1); p <= f.pages; p++ {
-		if err := f.readLeaf(&st, Record{Page: p, Source: Committed}, valid, fn); err != nil {
+		if err := f.readLeaf(&st, p, valid, fn); err != nil {
 			return st, err
 		}
 	}
@@ -254,7 +239,7 @@ func (f *File) Records(fn func(*Record) error) (Stats, error) {
 			continue
 		}
 		st.Pages = p // the log makes the database longer
-		if err := f.readLeaf(&st, Record{Page: p, Source: Committed}, valid, fn); err != nil {
+		if err := f.readLeaf(&st, p, valid, fn); err != nil {
 			return st, err
 		}
 	}
@@ -266,7 +251,7 @@ func (f *File) Records(fn func(*Record) error) (Stats, error) {
 	}
 	for _, p := range inWAL {
 		if p <= f.pages {
-			if err := f.readLeaf(&st, Record{Page: p, Source: Superseded}, 0, fn); err != nil {
+			if err := f.readLeaf(&st, p, 0, fn); err != nil {
 				return st, err
 			}
 		}
@@ -287,7 +272,7 @@ func (f *File) readBehindDamage(st *Stats, first, last int, fn func(*Record) err
 		if i > end {
 			end = f.endOfTransaction(i, last)
 		}
-		if err := f.leaf(st, Record{Page: h.page, Source: BehindWAL}, f.page, end, fn); err != nil {
+		if err := f.leaf(st, h.page, f.page, end, fn); err != nil {
 			return err
 		}
 	}
@@ -305,13 +290,10 @@ func (f *File) endOfTransaction(i, last int) int {
 }
 
 // readLeaf reads the records of the newest copy of a page up to a frame of the log. A page that
-// the disk does not return is counted and skipped.
-func (f *File) readLeaf(st *Stats, r Record, upTo int, fn func(*Record) error) error {
-	n, err := f.readPage(f.page, r.Page, upTo)
-	if err != nil && !errors.Is(err, io.EOF) {
-		st.BadPages++
-	}
-	return f.leaf(st, r, f.page[:n], upTo, fn)
+// the disk does not return is skipped.
+func (f *File) readLeaf(st *Stats, p uint32, upTo int, fn func(*Record) error) error {
+	n, _ := f.readPage(f.page, p, upTo)
+	return f.leaf(st, p, f.page[:n], upTo, fn)
 }
 
 // readPage reads the newest copy of a page up to a frame of the log, or that of the database, and
@@ -335,16 +317,15 @@ func (f *File) readPage(buf []byte, p uint32, upTo int) (int, error) {
 }
 
 // leaf reads the records of a page, if it is a leaf. Cells that are damaged are skipped.
-func (f *File) leaf(st *Stats, r Record, page []byte, upTo int, fn func(*Record) error) error {
+func (f *File) leaf(st *Stats, p uint32, page []byte, upTo int, fn func(*Record) error) error {
 	header := page
-	if r.Page == 1 {
+	if p == 1 {
 		header = page[min(fileHeaderSize, len(page)):]
 	}
 	if len(header) < leafHeaderSize || header[0] != tableLeaf && header[0] != indexLeaf {
 		return nil
 	}
-	st.Leaves++
-	r.Index = header[0] == indexLeaf
+	r := Record{Index: header[0] == indexLeaf}
 	cells, _ := leafHeader(header)
 	space := f.pageSize // cells do not overlap, which bounds the overflow pages that are read
 	for i := range cells {

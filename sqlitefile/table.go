@@ -135,7 +135,7 @@ func (t *Table) Rows(i int, fn func(*Record) error) error {
 	if page[0] != tableLeaf || leafHeaderSize+2*cells > t.f.usable {
 		return ErrNotSound
 	}
-	r := Record{Page: t.leaves[i], Source: Committed}
+	var r Record
 	for k := range cells {
 		last := r.RowID
 		if _, ok := t.f.cell(&r, page, int(binary.BigEndian.Uint16(page[leafHeaderSize+2*k:])), 0); !ok || k > 0 && r.RowID <= last {
