@@ -10,7 +10,23 @@ import (
 	"slices"
 )
 
-// Layout of a page (fileformat2.html §1.3, §1.6).
+// A File knows one kind of page only, the leaves of b-trees. They hold all rows of our tables, and can
+// be recognized by themselves (fileformat2.html §1.6; numbers are big-endian):
+//
+//	0  type: 0x0d leaf of a table, 0x0a leaf of an index
+//	1  the first free block
+//	3  the number of cells
+//	5  where their content begins; 0: 65536
+//	7  the number of fragmented free bytes
+//	8  the offset of each cell in the page, 2 bytes each
+//	…  the cells, which fill the page from its end
+//
+// A cell is the size of its payload as a varint, in a table the row id as another one, then the payload.
+// Of a large payload the page has the beginning only, and behind that the number of the first of its
+// overflow pages, each of which begins with the number of the next one. Page 1 has the header of the
+// file in front (§1.3); offsets count from the beginning of the page all the same.
+
+// Layout of a page.
 const (
 	fileHeaderSize = 100
 	tableLeaf      = 0x0d
@@ -42,7 +58,7 @@ type File struct {
 	pages    uint32
 
 	frames       map[uint32][]int32 // the frames of the log that hold each page, ascending
-	page         []byte
+	page         []byte             // the leaf that is being read
 	overflowPage []byte
 	payload      []byte  // of a record with overflow pages
 	values       []Value // of the record that was read last
@@ -89,7 +105,8 @@ func (f *File) Close() error {
 // Damage returns the damage of the write-ahead log, nil if it has none.
 func (f *File) Damage() *WALDamage { return f.damage }
 
-// ApplicationID returns the application id in the header of the database, 0 if that is damaged.
+// ApplicationID returns the application id in the header of the database, 0 if that is damaged. The log
+// may have a newer copy of page 1: the id of a new database is in the log alone until a checkpoint.
 func (f *File) ApplicationID() uint32 {
 	valid := 0
 	if f.wal != nil {
@@ -101,6 +118,8 @@ func (f *File) ApplicationID() uint32 {
 	return binary.BigEndian.Uint32(f.page[68:])
 }
 
+// load finds out the size of a page. The header of the database has no checksum, that of the log has
+// one, so a sound header of the log decides. Where neither is of use, the size is guessed.
 func (f *File) load(path string) (err error) {
 	var header [fileHeaderSize]byte
 	if _, err := f.db.ReadAt(header[:], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -133,15 +152,18 @@ func (f *File) load(path string) (err error) {
 			return err
 		}
 	}
+	// The header may be damaged in this byte alone. Our databases reserve nothing.
 	if f.usable = f.pageSize - reserved; f.usable < minUsable {
 		f.usable = f.pageSize
 	}
 	f.page, f.overflowPage = make([]byte, f.pageSize), make([]byte, f.pageSize)
+	// Rounded up: cells at the beginning of a page that was cut off can be read.
 	f.pages = uint32(min((f.size+int64(f.pageSize)-1)/int64(f.pageSize), maxPages))
 	return f.indexWAL()
 }
 
-// indexWAL notes which frames hold each page.
+// indexWAL notes which frames hold each page, also those behind damage. A frame with other salts is of an
+// earlier log, of which the database has everything.
 func (f *File) indexWAL() error {
 	w := f.wal
 	if w == nil || w.pageSize != f.pageSize {
@@ -161,7 +183,7 @@ func (f *File) indexWAL() error {
 }
 
 // guessPageSize returns the size with which most of the first MiB looks like leaf pages, for a file
-// without a header.
+// without a header. It compares bytes and not numbers of pages, of which a small size has more.
 func (f *File) guessPageSize() (best int, err error) {
 	start := make([]byte, min(f.size, 1<<20))
 	n, err := f.db.ReadAt(start, 0)
@@ -184,7 +206,7 @@ func (f *File) guessPageSize() (best int, err error) {
 }
 
 // looksLikeLeaf reports whether b is a table leaf page of this size: its last cell ends where the
-// page does.
+// page does. With a wrong size, the end of b is in the middle of a page or belongs to another one.
 func looksLikeLeaf(b []byte) bool {
 	cells, content := leafHeader(b)
 	if b[0] != tableLeaf || cells == 0 || leafHeaderSize+2*cells > content || content > len(b) {
@@ -220,6 +242,12 @@ func leafHeader(b []byte) (cells, content int) {
 // Records calls fn with each row of each table leaf page and each entry of each index leaf page, and
 // returns its error. It does not know which table a page belongs to: fn recognizes its rows by their
 // columns. Pages that are free now are read too, and a row is returned again for each copy of its page.
+// The order is:
+//
+//  1. what SQLite reads: each page as the log has it up to the first damage, or else the database
+//  2. the pages in committed transactions behind the damage, which SQLite ignores
+//  3. if there is damage, the database's copy of the pages that the log replaces: a checkpoint may have
+//     written it from a frame that was damaged later
 //
 // Bytes that are damaged may look like a row, so fn has to check what it is given.
 func (f *File) Records(fn func(*Record) error) (Stats, error) {
@@ -260,7 +288,7 @@ func (f *File) Records(fn func(*Record) error) (Stats, error) {
 }
 
 // readBehindDamage reads the leaf pages in the frames from first to last, which SQLite ignores. Overflow
-// pages are those of the same transaction.
+// pages are the newest ones up to the end of the same transaction: later ones may be of other rows.
 func (f *File) readBehindDamage(st *Stats, first, last int, fn func(*Record) error) error {
 	end := 0 // of the transaction
 	for i := first; i <= last; i++ {
@@ -347,7 +375,8 @@ func (f *File) leaf(st *Stats, p uint32, page []byte, upTo int, fn func(*Record)
 	return nil
 }
 
-// cell reads one cell of a leaf page with its overflow pages (fileformat2.html §1.6). It returns
+// cell reads one cell of a leaf page with its overflow pages. It checks each length against what is
+// left of the page before it slices, since a damaged cell can claim anything. It returns
 // the bytes of the payload that are in the page.
 func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool) {
 	if start < leafHeaderSize || start >= min(len(page), f.usable) {
@@ -387,7 +416,7 @@ func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool
 }
 
 // localSize returns how many bytes of a payload are in the leaf page itself (fileformat2.html §1.6). The
-// others are in overflow pages.
+// others are in overflow pages. The leaf has what full overflow pages leave over, if it has space for it.
 func (f *File) localSize(size int, index bool) int {
 	maxLocal := f.usable - 35
 	if index {

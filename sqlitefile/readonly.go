@@ -44,6 +44,7 @@ func ReadOnly(path, query string) (dsn string, done func() error, err error) {
 			return "", done, errors.Join(fmt.Errorf("copy %s to read it: %w", path+suffix, err), done())
 		}
 	}
+	// Without mode=ro, so that SQLite can write the index of the copied log.
 	return DSN(to, "_query_only=1"+query), done, nil
 }
 

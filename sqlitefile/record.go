@@ -5,6 +5,18 @@ import (
 	"math"
 )
 
+// A record is the content of a row (fileformat2.html §2.1): a header with its own length and the serial
+// type of each column, all varints, and behind that the values. The serial types are:
+//
+//	0         NULL
+//	1 … 4     an integer of that many bytes, big-endian, two's complement
+//	5, 6      an integer of 6 and of 8 bytes
+//	7         a float of 8 bytes
+//	8, 9      the integers 0 and 1, without a byte of content
+//	10, 11    not used in files
+//	12, 14 …  a blob of (n-12)/2 bytes
+//	13, 15 …  a text of (n-13)/2 bytes
+
 // Bounds of a record. What exceeds them was not written by a program of ours.
 const (
 	maxColumns = 64
@@ -32,7 +44,8 @@ type Value struct {
 	Bytes []byte  // of a Text or Blob; valid until the next record
 }
 
-// varint reads a variable-length integer and returns its length, 0 if b is too short.
+// varint reads a variable-length integer and returns its length, 0 if b is too short. Unlike those of
+// encoding/binary it begins with the high bits, and its ninth byte has eight.
 func varint(b []byte) (v uint64, n int) {
 	for i := range min(len(b), 9) {
 		if i == 8 {

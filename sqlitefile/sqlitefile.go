@@ -11,7 +11,15 @@
 //   - ReadError distinguishes a disk that returns errors from a file that is damaged.
 //   - DSN and Code are what all stores share when they use the driver.
 //
-// The formats are those of https://www.sqlite.org/fileformat2.html.
+// The formats are those of https://www.sqlite.org/fileformat2.html. wal.go has the write-ahead log,
+// pages.go and record.go pages and rows, which File and Table share.
+//
+// # Locks
+//
+// SQLite locks a database with fcntl. The kernel drops all such locks of a process on a file as soon
+// as the process closes any descriptor of it (https://www.sqlite.org/howtocorrupt.html §2.2). Another
+// process could then write at the same time. So whatever opens a database here does it before SQLite
+// does (ScanWAL, OpenFile, the copy of ReadOnly), or closes it after SQLite has (Table) or never (ReadError).
 package sqlitefile
 
 import (

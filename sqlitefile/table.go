@@ -18,7 +18,8 @@ const (
 var ErrNotSound = errors.New("not a sound b-tree")
 
 // Table reads the rows of one table in the order of their row ids. It reads pages and does not ask
-// SQLite, which needs five times as long to return a row. It is for one goroutine.
+// SQLite, which needs five times as long to return a row. It is for one goroutine. Its life: NewTable
+// reads the interior pages, Rows reads leaves, Only makes a Table of some of these for another goroutine.
 //
 // The file must hold all that was committed, with nothing left in a write-ahead log, and no process may
 // write to it meanwhile. A Table detects pages that do not fit together, but the caller checks what the
@@ -58,7 +59,7 @@ func NewTable(db *os.File, root uint32) (*Table, error) {
 }
 
 // Only returns a Table of some leaves, by their indexes. It has its own buffers, so that another
-// goroutine may use it.
+// goroutine may use it. The file is shared: ReadAt has no position.
 func (t *Table) Only(leaves []int) *Table {
 	c := &Table{f: File{db: t.f.db, size: t.f.size, pageSize: t.f.pageSize, usable: t.f.usable, pages: t.f.pages, overflowPage: make([]byte, t.f.pageSize)}}
 	for _, i := range leaves {
@@ -71,7 +72,8 @@ func (t *Table) Only(leaves []int) *Table {
 func (t *Table) Leaves() int { return len(t.leaves) }
 
 // readTree returns the leaf pages, from the level of the root down: all leaves of a b-tree have the same
-// depth.
+// depth. The first page of a level tells what the level is. Others of another type are found later: in
+// an interior level by appendChildren, among leaves by Rows.
 func (t *Table) readTree(root uint32) ([]uint32, error) {
 	level := []uint32{root}
 	for range maxDepth {
@@ -96,7 +98,9 @@ func (t *Table) readTree(root uint32) ([]uint32, error) {
 	return nil, ErrNotSound
 }
 
-// appendChildren appends the child pages of an interior page.
+// appendChildren appends the child pages of an interior page: a cell begins with the number of the child
+// left of its key, and the header has that of the last child (fileformat2.html §1.6). Keys are not read,
+// so a leaf in a wrong place shows only in its rows.
 func (t *Table) appendChildren(list []uint32, page []byte) ([]uint32, error) {
 	cells := int(binary.BigEndian.Uint16(page[3:]))
 	if page[0] != tableInterior || interiorHeaderSize+2*cells > t.f.usable {
@@ -125,7 +129,8 @@ func (t *Table) readPages(buf []byte, p uint32) error {
 }
 
 // Rows calls fn with the rows of leaf i, counted from 0, and returns its error. A leaf that is not sound
-// is ErrNotSound, after the rows before the fault.
+// is ErrNotSound, after the rows before the fault. Row ids ascend within the leaf; that those of the next
+// leaf are higher is for the caller to check.
 func (t *Table) Rows(i int, fn func(*Record) error) error {
 	page, err := t.leaf(i)
 	if err != nil {
@@ -148,7 +153,8 @@ func (t *Table) Rows(i int, fn func(*Record) error) error {
 	return nil
 }
 
-// leaf returns a leaf page. It reads the leaves behind it as well if they lie together.
+// leaf returns a leaf page. It reads up to 32 leaves at once if they lie together, as those of a table that
+// grows at its end mostly do. A replay goes through them in this order, so that few reads are wasted.
 func (t *Table) leaf(i int) ([]byte, error) {
 	size := t.f.pageSize
 	if i < t.first || i >= t.first+len(t.buf)/size {

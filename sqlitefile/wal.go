@@ -10,7 +10,18 @@ import (
 	"os"
 )
 
-// Sizes of a write-ahead log (fileformat2.html §4.1).
+// A write-ahead log is a header and frames, each of which is a page with its own header (fileformat2.html
+// §4.1; numbers are big-endian):
+//
+//	header   0 magic, 4 version, 8 page size, 12 count of checkpoints, 16 two salts, 24 checksum
+//	frame    0 page number, 4 pages of the database behind the last frame of a transaction, else 0,
+//	         8 the salts, 16 checksum, 24 the page
+//
+// The checksum of a frame covers its first 8 bytes and the page, and continues that of the frame before
+// it, or of the header. SQLite begins a log that is in the database again from the front, with other
+// salts, and leaves the old frames behind the new ones as they are.
+
+// Sizes of a write-ahead log.
 const (
 	walHeaderSize   = 32
 	frameHeaderSize = 24
@@ -85,7 +96,7 @@ func (e *WALDamage) Error() string {
 // process should have no SQLite connection to the database then, since closing a file drops a
 // process's locks on it.
 func ScanWAL(path string) error {
-	var seen *WALDamage
+	var seen *WALDamage // in the scan before
 	for range 5 {
 		damage, err := scanWALOnce(path)
 		switch {
@@ -179,7 +190,8 @@ func openWAL(path string) (*wal, error) {
 func (w *wal) close() { _ = w.file.Close() } // only read
 
 // readHeader checks the header. If it is damaged, the page size is that with which frames continue
-// each other, and the salts are those of the first two frames that do.
+// each other, and the salts are those of the first two frames that do. For each size it looks at the
+// first 64 frames, so that a file of garbage is not read as a whole once for each size.
 func (w *wal) readHeader(size int64) error {
 	h := w.header[:]
 	magic := binary.BigEndian.Uint32(h)
@@ -244,7 +256,8 @@ type frame struct {
 	sum    uint64 // over all frames up to this one
 }
 
-// frame reads a frame; w.buf holds it until the next call.
+// frame reads a frame; w.buf holds it until the next call. Behind the end of the file a frame is all
+// zero, which continues none.
 func (w *wal) frame(i int) (frame, error) {
 	if _, err := w.file.ReadAt(w.buf, w.offset(i)); err != nil && !errors.Is(err, io.EOF) {
 		return frame{}, err
@@ -273,7 +286,9 @@ func (w *wal) continues(before, f frame) bool {
 	return f.page != 0 && checksum(w.order, checksum(w.order, before.sum, w.buf[:8]), w.buf[frameHeaderSize:]) == f.sum
 }
 
-// checksum continues a checksum over b (fileformat2.html §4.2).
+// checksum continues a checksum over b (fileformat2.html §4.2), whose length is a multiple of 8. The
+// magic of the header says in which byte order words are added; those of the result are kept here in the
+// upper and the lower half of sum, as they are in the file.
 func checksum(order binary.ByteOrder, sum uint64, b []byte) uint64 {
 	s0, s1 := uint32(sum>>32), uint32(sum)
 	for ; len(b) >= 8; b = b[8:] {
@@ -322,7 +337,9 @@ func (w *wal) scan() error {
 }
 
 // scanBehind looks for committed transactions in the frames from first on, of which SQLite reads
-// none. The rules are in the comment of ScanWAL.
+// none. The rules are in the comment of ScanWAL. It goes through the frames once, in runs in which each
+// one continues the one before. Commits of a run are pending until a frame continues one of them: then
+// they are proven, and counted as lost.
 func (w *wal) scanBehind(first int) error {
 	var before frame // the predecessor
 	usable := false  // it has the right salts
@@ -354,7 +371,8 @@ func (w *wal) scanBehind(first int) error {
 			w.lost, w.lastLost, pending = w.lost+pending, i-1, 0
 		}
 		// A frame that does not continue its predecessor may be a mixture of old and new
-		// sectors. Its commit field counts if it is in one sector with the salts.
+		// sectors. Its commit field counts if it is in one sector with the salts. Frames begin
+		// at multiples of 8, so only a boundary right between the two can separate them.
 		if sound = continued || (w.offset(i)+8)%512 != 0; sound && f.commit != 0 {
 			if pending++; proven {
 				w.lost, w.lastLost, pending = w.lost+1, i, 0

@@ -15,12 +15,14 @@ const (
 	minFree   = 1 << 30 // bytes that memoryDir has to have free: more than the packages and their processes write
 )
 
-// locks are open as long as this process lives.
+// locks are open as long as this process lives. However it ends, the kernel releases them. Programs that
+// it starts do not keep them, since Go closes its files at an exec.
 var locks []*os.File
 
 // MemoryDir makes a directory in memory, which the caller removes; "" if there is no such filesystem.
 // It removes those of processes that ended without doing so, as a panic and a timeout of go test do:
-// a directory is in use while it is locked.
+// a directory is in use while it is locked. They hold memory until then, which tests of other packages
+// would lack.
 func MemoryDir() string {
 	var st unix.Statfs_t
 	if unix.Statfs(memoryDir, &st) != nil || uint64(st.Bavail)*uint64(st.Bsize) < minFree {

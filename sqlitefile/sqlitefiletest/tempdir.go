@@ -1,4 +1,6 @@
 // Package sqlitefiletest runs tests with databases where a commit does not wait for a disk.
+//
+//	func TestMain(m *testing.M) { sqlitefiletest.Main(m) }
 package sqlitefiletest
 
 import (
