@@ -32,7 +32,8 @@ func (d *Damage) Error() string {
 }
 
 // SetAside renames a damaged file, or whatever has its place, so that a new one can be written
-// and a person can still look at the old one. At most maxAside of one name are kept.
+// and a person can still look at the old one. At most maxAside of one name are kept. The time in the new
+// name has a fixed length, so the names sort by age; a name that is taken gets the next free millisecond.
 func SetAside(path string) (aside string, err error) {
 	prefix := path + AsideMark
 	for at := time.Now().UTC(); aside == ""; at = at.Add(time.Millisecond) {
