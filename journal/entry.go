@@ -68,6 +68,7 @@ func parseEntry(line []byte) (e entry) {
 		if err != nil {
 			break
 		}
+		// Where the value begins: if it is cut, partialText reads it from here.
 		name := token.String()
 		start := dec.InputOffset()
 		value, err := dec.ReadValue()
@@ -113,7 +114,8 @@ func fieldText(v jsontext.Value) string {
 	return ""
 }
 
-// arrayText is fieldText of an array.
+// arrayText is fieldText of an array. Numbers are the bytes of one value, and other items are values: an
+// array has either the one or the other.
 func arrayText(v jsontext.Value) string {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(v), jsontext.AllowInvalidUTF8(true))
 	_, _ = dec.ReadToken()

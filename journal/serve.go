@@ -19,7 +19,8 @@ import (
 	"agentctl/unixrpc"
 )
 
-// killDelay is how long to wait for the pipes of a journalctl that was killed to close.
+// killDelay is how long to wait for the pipes of a journalctl that was killed to close: a process that
+// left its group could keep its stderr open.
 const killDelay = 200 * time.Millisecond
 
 // Serve answers the one request of a connection, with the output of the program journalctl, and closes
@@ -171,7 +172,8 @@ func (f textFilter) passes(message string) bool {
 	return f.text == "" || strings.Contains(strings.ToLower(message), f.text)
 }
 
-// tail keeps the last maxTail bytes that are written to it.
+// tail keeps the last maxTail bytes that are written to it: the stderr of journalctl, of which the end
+// says why it failed.
 type tail struct{ buf []byte }
 
 const maxTail = 512
