@@ -19,11 +19,18 @@
 // Empty members are left out. Arguments and results are not in it, so that the files hold no
 // data of boards or callers.
 //
+// Write is for decisions about calls, which are many and must not wait for a disk: it can lose records,
+// and counts them. Commit is for administrative changes, which are few: a change that cannot be recorded
+// is not made. Commands that work on the state directory itself, without the relay, use LocalChange.
+//
 // Records wait in a bounded queue, in which every identity has a share (queue.go), until one
 // goroutine writes them (writer.go). A record that finds no space is lost and counted. A line is
 // in the file within 200 ms and synced within about a second after that: a power cut loses at
 // most what is younger, and the death of the process what is younger than 200 ms. What was
 // committed is never lost.
+//
+// audit.go has the interface, line.go the form of a line, file.go the files and their rotation,
+// refusals.go the table of refusals, local.go what commands write.
 package audit
 
 import (
@@ -61,7 +68,8 @@ const (
 // maxRefusalBytes bounds refusals.jsonl with its older parts.
 const maxRefusalBytes = 32 << 20
 
-// Times of the log.
+// Times of the log. Lines share a write, and writes share a sync, since each sync waits for the disk.
+// A caller of Commit administers the relay and can try again, so its timeout is short.
 const (
 	writeInterval  = 200 * time.Millisecond // a record waits at most so long for a healthy disk
 	syncInterval   = time.Second
@@ -97,7 +105,11 @@ type Options struct {
 	OnLost func(lost []Loss)
 }
 
-// Log is an open audit log. Its methods may be called by several goroutines.
+// Log is an open audit log. Its methods may be called by several goroutines. Records may be written from
+// Open to Close. Between the end of Run and Close they wait in the queue, and Close writes them.
+//
+// The lock order is ioMu, then that of the queue or of the refusals. If the disk hangs, the goroutine
+// that writes keeps ioMu for as long as that lasts; so Write, Commit and Stats do not take it.
 type Log struct {
 	opt      Options
 	queue    queue
@@ -105,8 +117,7 @@ type Log struct {
 	wake     chan struct{} // capacity 1: the writer has something to do at once
 	queued   chan struct{} // capacity 1: the queue is no longer empty
 
-	// The writer's files are used by the goroutine that holds ioMu. Nothing else waits for it.
-	ioMu   sync.Mutex
+	ioMu   sync.Mutex // protects writer and its files; held across operations on the disk
 	writer writer
 	closed atomic.Bool
 	hung   atomic.Bool // Run gave the writer up
@@ -116,7 +127,8 @@ type Log struct {
 	reportedLost uint64 // of Run
 }
 
-// Open opens the files for appending. Nothing is written before Run or Close.
+// Open opens the files for appending. Nothing is written before Run or Close. An error is one of the disk,
+// or says that something else than a regular file has the name; a relay does not start then.
 func Open(o Options) (*Log, error) {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = DefaultMaxBytes
@@ -157,6 +169,8 @@ func (l *Log) Write(r *kernel.Record) {
 		l.refusals.add(r)
 		return
 	}
+	// The first record of an empty queue starts the timer of the writer. Many of them make it write at
+	// once, so that a burst finds space in the queue.
 	reason, queued := l.queue.add(r)
 	switch {
 	case reason != noLoss:
@@ -170,7 +184,8 @@ func (l *Log) Write(r *kernel.Record) {
 
 // Commit writes a record and returns once it is on the disk, or after at most 2 s with a
 // *storage.Error, or with the error of ctx. A record that failed may be in the file all the
-// same, so commit what is about to be done, and its outcome afterwards.
+// same, so commit what is about to be done, and its outcome afterwards. At most maxCommits wait for the
+// writer; a further one fails at once.
 func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {
@@ -178,8 +193,10 @@ func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 		return storageError(err)
 	}
 	signal(l.wake)
-	op := l.opt.Watch.Begin("commit") // may be slow although none of its operations is
-	defer op.End(nil)                 // which show what fails
+	// The commit waits behind other lines, so it may be slow although none of its writes is. What fails
+	// is shown by these, hence no error here.
+	op := l.opt.Watch.Begin("commit")
+	defer op.End(nil)
 	timer := time.NewTimer(commitTimeout)
 	defer timer.Stop()
 	var err error
@@ -207,7 +224,8 @@ func (l *Log) loseCommit(reason lossReason, r *kernel.Record) {
 	}
 }
 
-// storageError is what the callers of Commit get: a fault of the store, which says so to clients.
+// storageError is what the callers of Commit get: a fault of the store, which says so to clients. Slow is
+// for what a retry in some seconds may solve: too many waiting callers, or a relay that is stopping.
 func storageError(err error) error {
 	kind := storage.Classify(err)
 	switch {
@@ -227,7 +245,7 @@ func storageError(err error) error {
 func (l *Log) probe(ctx context.Context) error {
 	c := &commit{isProbe: true, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {
-		return nil // others will find out
+		return nil // the commits that fill the queue show how the disk is
 	}
 	signal(l.wake)
 	select {
@@ -248,7 +266,8 @@ func signal(c chan struct{}) {
 }
 
 // Run writes what is queued until ctx ends, and then what is left. When the disk hangs at the
-// end it returns ErrHung after a second.
+// end it returns ErrHung after a second. Writes are made by another goroutine than Run's own, so that Run
+// reports losses and can end although a write hangs.
 func (l *Log) Run(ctx context.Context) error {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() { // not waited for if the disk hangs
@@ -299,7 +318,8 @@ func (l *Log) report() {
 }
 
 // Close writes what is queued and closes the files. Records that come later are lost. It may be
-// called more than once, and is called after Run.
+// called more than once, and is called after Run. It waits for the disk for a second at most, then returns
+// ErrHung, and leaves the files to the goroutine that hangs. What is queued then counts as lost.
 func (l *Log) Close() error {
 	if l.closed.Swap(true) {
 		return nil

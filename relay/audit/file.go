@@ -24,6 +24,11 @@ var (
 	errTorn    = errors.New("the file is shorter than what was written")
 )
 
+// A rotation syncs the file, removes parts that are too old or too many (prune), renames the parts from
+// the highest number down to make PATH.1 free (shift), renames the file to it, and opens a new one. A
+// power cut or an error in between leaves a number free or PATH without a file. The next rotation fills the
+// first free number, and the next open makes the file, so no step has to be undone.
+
 // rotatingFile is a file of lines that is rotated: when it has a sixteenth of its bound, or its
 // first line an eighth of its age, it becomes PATH.1, what was PATH.1 becomes PATH.2, and so on.
 //
@@ -51,6 +56,8 @@ type rotatingFile struct {
 	rotateErr error     // of the last rotation
 	retryAt   time.Time // when a rotation that failed is tried again
 
+	// After a write that failed, off may be in the middle of a line. The next write continues there, but
+	// in a file that was opened meanwhile with the beginning of the line.
 	pending []byte // whole lines that are to be written
 	off     int    // bytes of them that were written
 }
@@ -71,13 +78,15 @@ type file interface {
 }
 
 func newRotatingFile(path string, maxBytes int64, maxAge time.Duration, watch *storage.Watch) *rotatingFile {
+	// Parts are removed as a whole: one of sixteen is what the log loses at a time.
 	part := maxBytes / 16
 	return &rotatingFile{path: path, maxBytes: maxBytes, partSize: part, chunk: int(min(chunkSize, part/2)), maxAge: maxAge, watch: watch,
 		operation: operations{open: func(path string) (file, error) { return openRegular(path) }, rename: os.Rename}}
 }
 
 // openRegular opens a regular file for appending, and nothing else: a symbolic link would lead a
-// relay that runs as root elsewhere, and a pipe would block it.
+// relay that runs as root elsewhere, and a pipe would block it. O_APPEND lets commands append lines beside
+// a relay that runs (appendLocal). It is opened for reading as well, for endsTorn and firstTime.
 func openRegular(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENXIO) {
@@ -136,7 +145,8 @@ func (f *rotatingFile) open() error {
 	return nil
 }
 
-// firstTime is the time of the first line of a file, or now.
+// firstTime is the time of the first line of a file, or now. The age of a part so counts across restarts,
+// without a record beside the file.
 func firstTime(f file, now time.Time) time.Time {
 	const prefix = `{"ts":"`
 	var b [len(prefix) + len("2006-01-02T15:04:05.000Z")]byte
@@ -155,7 +165,8 @@ func (f *rotatingFile) isIdle() bool { return len(f.pending) == 0 }
 func (f *rotatingFile) pendingLines() int { return bytes.Count(f.pending[f.off:], []byte("\n")) }
 
 // flush writes the pending lines; what the file does not take stays. Without any it repairs what
-// failed before.
+// failed before: it opens the file, or completes a rotation. errLarge says that a file which cannot be
+// rotated has reached the bound for all parts together.
 func (f *rotatingFile) flush() error {
 	if f.isIdle() && f.file != nil && f.rotateErr == nil {
 		return nil
@@ -173,7 +184,7 @@ func (f *rotatingFile) flush() error {
 	if f.size >= f.maxBytes {
 		return errLarge
 	}
-	if f.torn {
+	if f.torn { // end the line that a power cut left, so that it costs no line but itself
 		if _, err := f.write([]byte("\n")); err != nil {
 			return err
 		}
@@ -211,7 +222,8 @@ func (f *rotatingFile) checkPath() {
 	f.recheckPath = false
 }
 
-// isAtPath reports whether the path leads to the open file, also when it cannot be looked at.
+// isAtPath reports whether the path leads to the open file, also when it cannot be looked at: a disk that
+// fails must not make the log give up a file that takes lines.
 func (f *rotatingFile) isAtPath() bool {
 	there, err := os.Lstat(f.path)
 	if err != nil {
@@ -246,7 +258,8 @@ func (f *rotatingFile) forceSync() error {
 }
 
 // checkSize compares the size of the file with what was written; another process may have
-// appended to it.
+// appended to it. A file that is shorter has lost lines that the disk had confirmed; how many is not
+// known.
 func (f *rotatingFile) checkSize() error {
 	st, err := f.file.Stat()
 	if err != nil {
@@ -264,7 +277,8 @@ func (f *rotatingFile) checkSize() error {
 }
 
 // isRotationDue reports whether the file is to be rotated before the next line. In the middle of
-// a line it is not.
+// a line it is not: the rest of the line would begin the next file. After a rotation that failed it is
+// due again a second later, whatever size the file has.
 func (f *rotatingFile) isRotationDue() bool {
 	if f.size == 0 || f.torn || f.off > 0 && f.pending[f.off-1] != '\n' || time.Now().Before(f.retryAt) {
 		return false
@@ -277,7 +291,8 @@ func (f *rotatingFile) isRotationDue() bool {
 }
 
 // rotate starts a new file. After a failure the open one stays in use, and the next attempt
-// continues where this one stopped.
+// continues where this one stopped. A file that is no longer at the path is not renamed: somebody has
+// moved it, or the attempt before has, and open makes or takes the one that belongs there.
 func (f *rotatingFile) rotate() {
 	err := f.sync()
 	op := f.watch.Begin("rotate")
@@ -320,7 +335,8 @@ func (f *rotatingFile) shift() error {
 }
 
 // prune removes the oldest parts while all are larger than the bound or they are too old. It
-// leaves space for the present file to fill.
+// leaves space for the present file to fill. The time of a part is that of its last write, so a part stays
+// until its newest line is too old.
 func (f *rotatingFile) prune() {
 	var parts []fs.FileInfo
 	var names []string

@@ -10,7 +10,8 @@ import (
 // tool name of 128.
 const maxField = 256
 
-// appendLine appends the line of a record.
+// appendLine appends the line of a record. An IPv4 address that came as IPv6 is written as IPv4; a zone,
+// which means something on this machine only, is left out.
 func appendLine(b []byte, e *entry) []byte {
 	r := &e.record
 	b = append(b, `{"ts":"`...)
@@ -50,7 +51,8 @@ func appendField(b []byte, key, value string) []byte {
 }
 
 // appendString appends a JSON string. One of printable ASCII, as nearly all are, is copied without
-// encoding/json, which would allocate.
+// encoding/json, which would allocate. A cut may divide a character; json.Marshal writes what is left of
+// it as U+FFFD.
 func appendString(b []byte, value string) []byte {
 	value = value[:min(len(value), maxField)]
 	for i := 0; i < len(value); i++ {

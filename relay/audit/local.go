@@ -21,7 +21,8 @@ import (
 // afterwards. The actor is local:UID, of the user who typed the command.
 //
 // It returns the error of change. While the first line cannot be written, nothing is changed. An
-// outcome that cannot be written is reported to unrecorded, since the change is made.
+// outcome that cannot be written is reported to unrecorded, since the change is made. A begin without an
+// outcome says that the process was killed in between, or that the disk failed: the change may be made.
 func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
 	if err := appendLocal(dir, &r); err != nil {

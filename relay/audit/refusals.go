@@ -11,7 +11,8 @@ import (
 )
 
 // Bounds of the table of refusals: addresses in one minute, and different reasons of one of them.
-// What is beyond is counted under "others" and "other".
+// What is beyond is counted under "others" and "other". So a flood from any number of addresses writes
+// at most 513 lines a minute.
 const (
 	maxRefusalAddresses = 512
 	maxRefusalReasons   = 8
@@ -28,7 +29,8 @@ type refusals struct {
 	others    *refusal
 }
 
-// refusal is what one address, or all others, did.
+// refusal is what one address, or all others, did. An IPv6 address counts with its /64 (edge.AddressKey),
+// since one machine can use all addresses of it.
 type refusal struct {
 	first, last int64 // Unix nanoseconds
 	count       uint64
@@ -67,6 +69,8 @@ func (t *refusals) add(r *kernel.Record) {
 	f.countReason(r.Tool, r.Reason)
 }
 
+// countReason counts one more of a reason. Reasons beyond the bound are added to the last one that has a
+// place, which is called other from then on.
 func (f *refusal) countReason(tool, reason string) {
 	for i := range f.reasons {
 		if c := &f.reasons[i]; c.tool == tool && c.reason == reason {

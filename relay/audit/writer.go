@@ -25,7 +25,8 @@ type writer struct {
 }
 
 // runWriter makes passes until stop is closed, and one more then: writeInterval after a record
-// was queued, and each syncInterval. An idle log so wakes the process rarely.
+// was queued, and each syncInterval. An idle log so wakes the process once a second only. A pass that
+// left something, or failed, is followed by another one after writeInterval.
 func (l *Log) runWriter(stop <-chan struct{}) {
 	tick := time.NewTicker(syncInterval)
 	defer tick.Stop()
@@ -54,7 +55,8 @@ func (l *Log) runWriter(stop <-chan struct{}) {
 }
 
 // pass writes what is queued: records, then commits, and refusals once a minute. sync makes it
-// sync what is written, final makes it write and sync everything that the disk takes.
+// sync what is written, final makes it write and sync everything that the disk takes. An error does not
+// end it: each file is tried, the first error counts, and what was not written stays for the next pass.
 func (w *writer) pass(sync, final bool) {
 	now := time.Now()
 	var commits []*commit
@@ -81,6 +83,7 @@ func (w *writer) pass(sync, final bool) {
 			}
 		}
 	}
+	// A rotation prunes as well, but in a quiet log the next one can be far.
 	if now.Sub(w.lastPrune) >= time.Hour {
 		w.lastPrune = now
 		w.decisions.prune()
@@ -108,7 +111,9 @@ func (w *writer) writeRecords() error {
 	}
 }
 
-// writeCommits writes and syncs the records whose callers wait. err is what the disk said before.
+// writeCommits writes and syncs the records whose callers wait, all with one sync. err is what the disk
+// said before: after an error nothing more is written, and each caller gets that error. A probe succeeds
+// only if the last rotation did as well, which is what the monitor has to know.
 func (w *writer) writeCommits(commits []*commit, err error) {
 	if len(commits) == 0 {
 		return
@@ -142,7 +147,8 @@ func (w *writer) flush(f *rotatingFile) error {
 	return err
 }
 
-// giveUp counts what is lost with the end of the relay.
+// giveUp counts what is lost with the end of the relay. Lines that are formatted no longer say whose they
+// are, and count as those of agents.
 func (w *writer) giveUp() {
 	w.log.losses.add(lostStorage, classAgent, uint64(w.decisions.pendingLines()))
 	w.log.losses.addQueued(w.batch[w.next:])
