@@ -45,11 +45,14 @@ func newStatus() *cobra.Command {
 // printStatus prints one row per subject: a word in the first column, and its state. An error and its next
 // step follow as rows without a word. On a terminal a long row is wrapped in its own column; elsewhere
 // each row is one line, so that grep finds all of it.
+//
+// A relay may have chosen the board's name and the words of an error: what could control the terminal
+// is replaced.
 func printStatus(w io.Writer, s *daemon.Status) error {
 	const indent = 10
 	width, _, terminal := term.Size(w)
 	row := func(k, format string, args ...any) {
-		text := fmt.Sprintf(format, args...)
+		text := term.SafeLine(fmt.Sprintf(format, args...))
 		lines := []string{text}
 		if terminal && indent+utf8.RuneCountInString(text) > width {
 			lines = term.Wrap(text, max(width-indent, 1))

@@ -71,6 +71,10 @@ func TestPrintStatus(t *testing.T) {
 		}, []string{"State     identity.json is not used, and stays as it is: permission denied", "sudo chown --reference=/s /s/identity.json"}},
 		{"a mount that does not answer", func(s *daemon.Status) { s.Sampling.DiskError = "statfs /mnt: no answer" },
 			[]string{"Disk      statfs /mnt: no answer", "CPU "}},
+		{"a relay that writes to the terminal", func(s *daemon.Status) {
+			s.NodeID, s.Name = "n1", "a\x1b[2J"
+			s.Join = &daemon.JoinStatus{State: "refused", Error: "no\x1b]0;x\a\nClock     fine", Hint: "see it"}
+		}, []string{"Node      a?[2J (n1)\n", "Join      refused: no?]0;x??Clock     fine\n"}},
 	}
 	for _, tt := range tests {
 		s := aloneStatus()
