@@ -17,7 +17,26 @@ import (
 	"agentctl/control"
 )
 
+// Where settings are read and changed (package configctl). A daemon that answers is the authority: it
+// knows its flags, its environment and what waits for a restart. Without one, or if a flag names files,
+// the files count: those of this user, or of the service if the user has none (config.ClientSource).
+//
+//	              a daemon answers                        no daemon, or files are named
+//	show, get     what it has in force                    what a daemon of this user would have
+//	set, unset    saved; in force at once, after a        saved; in force with the next start, or reloaded
+//	              restart if the key needs one, or not    by a daemon that uses the same files
+//	              while its flags or environment set it
+//	validate      the files: no daemon is asked           the files
+//	schema        neither
+//
+// set and unset write STATE_DIR/settings.yaml only. config.yaml and conf.d belong to the person who wrote
+// them, and settings.yaml takes precedence over both.
+
 // configFlags say which configuration a command is about.
+//
+// path and stateDir name files, so that no daemon is asked. path may also come from AGENTCTL_CONFIG, with
+// the same effect. AGENTCTL_STATE_DIR does not rule out the daemon: it is one of the sources of the files
+// and not the default of the flag. socket is "" for the usual one.
 type configFlags struct {
 	path, stateDir, socket string
 }
@@ -30,7 +49,8 @@ func (f *configFlags) addFlags(c *cobra.Command) {
 }
 
 // source returns where settings come from without a daemon: the files and the environment of this user,
-// and the flags, which take precedence.
+// and the flags, which take precedence. The flags are parsed by their keys as those of run are: a relative
+// path becomes absolute.
 func (f *configFlags) source() (config.Source, error) {
 	s := config.ClientSource(f.path)
 	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
@@ -51,6 +71,9 @@ func (f *configFlags) source() (config.Source, error) {
 //
 // A daemon knows more than the files do: flags, its environment, and settings that wait for a
 // restart. No daemon is no error, because settings are also made before the first start.
+//
+// Only ErrNotRunning leads to the files. A socket that this user may not open (exit code 4) and a daemon
+// that does not answer are errors: what the files have may not be in force.
 func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
 	source, err := f.source()
 	s := &configctl.Session{Source: source}
@@ -125,7 +148,8 @@ func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string,
 	return cli.WithPrefix(config.KeyNames(), toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeSetting completes a key, and its value where there are words for it.
+// completeSetting completes a key, and its value where there are words for it: of a key with a closed set
+// of words, and of a bool.
 func completeSetting(c *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	if len(args) != 1 {
 		return completeKeys(c, args, toComplete)
@@ -134,6 +158,7 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 	if k == nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	// WithPrefix changes its slice, and this one belongs to the catalogue of keys.
 	words := slices.Clone(k.Words)
 	if k.Kind == config.KindBool {
 		words = []string{"true", "false"}
@@ -143,6 +168,11 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 
 // newConfigValidate makes the command that checks files. It asks no daemon: files are checked before a
 // daemon reads them, in a build of an image for example.
+//
+// FILE is checked alone. What several keys or files decide together, such as the number of alert rules
+// with the built-in ones, is checked without FILE only. A relay without a token passes in both forms,
+// because the file is often written before the token exists; run refuses it (config.Source.ForDaemon). An
+// invalid file is exit code 1 and no usage error: the command line is right.
 func newConfigValidate() *cobra.Command {
 	var f configFlags
 	c := &cobra.Command{
@@ -167,6 +197,8 @@ func newConfigValidate() *cobra.Command {
 			if err != nil {
 				return cli.Errorf(cli.ExitFailure, "%w", err)
 			}
+			// A note is about what could not be checked, such as saved settings that only root may read;
+			// the result is about the rest.
 			for _, note := range loaded.Notes {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
 			}

@@ -15,7 +15,18 @@ import (
 	"agentctl/control"
 )
 
-// changeFlags are the flags of config set and config unset.
+// A change of a setting: withKey finds the key, set parses the value, session connects,
+// configctl.Session.Change saves and applies it, and three lines tell what happened:
+//
+//	base_interval_ms: 1000 -> 5000
+//	saved in /var/lib/agentctl/settings.yaml; undo with: agentctl config unset base_interval_ms
+//	in force now
+//
+// A value that the daemon refuses is taken out of the file again (configctl.ErrRefused), so that its next
+// start does not find it there.
+
+// changeFlags are the flags of config set and config unset. Those of configFlags are repeated in the undo
+// that is printed.
 type changeFlags struct {
 	configFlags
 	dryRun bool
@@ -54,7 +65,9 @@ config.yaml. A running daemon applies it automatically.`,
 	return c
 }
 
-// newConfigUnset returns the command config unset, which is the undo of a first config set.
+// newConfigUnset returns the command config unset, which is the undo of a first config set. A key that was
+// not saved is no error, so that a script may repeat it: the output names the source that the value in
+// force comes from.
 func newConfigUnset() *cobra.Command {
 	var f changeFlags
 	c := &cobra.Command{
@@ -71,8 +84,11 @@ func newConfigUnset() *cobra.Command {
 	return c
 }
 
-// change changes a setting, and prints what it was and how to undo it. A nil value removes
-// the saved setting.
+// change changes a setting, and prints what it was and how to undo it. A nil value removes the saved
+// setting.
+//
+// With --dry-run the key, the value and access to the present settings are checked, and nothing is
+// written; whether the daemon would accept the value is not known before it reads it.
 func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) error {
 	s, err := f.session(cmd.Context())
 	if err != nil {
@@ -84,6 +100,8 @@ func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) err
 		return changeError(err)
 	}
 	w := cmd.OutOrStdout()
+	// Old is the saved value if there was one, else the value in force. After an unset the value is that
+	// of the next source, which Change does not look up.
 	before, after := key.Text(c.Old), "not set"
 	if value != nil {
 		after = key.Text(c.New)
@@ -99,8 +117,8 @@ func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) err
 	return nil
 }
 
-// undoChange is the command that undoes a change: it removes a setting that had not been saved before,
-// and saves the old value again of one that had.
+// undoChange is the command that undoes a change: it removes a setting that had not been saved before, and
+// saves the old value again of one that had.
 func undoChange(c *configctl.Change) string {
 	if !c.WasSaved {
 		return "agentctl config unset " + c.Key.Name
@@ -112,12 +130,14 @@ func undoChange(c *configctl.Change) string {
 	return "agentctl config set " + c.Key.Name + " " + cli.ShellQuote(before)
 }
 
-// changeError gives an error of configctl.Session.Change its exit code and next step. An
-// error of the control socket names sudo already.
+// changeError gives an error of configctl.Session.Change its exit code and next step. An error of the
+// control socket names sudo already. Others, such as configctl.ErrRefused, are left as they are: exit code
+// 1.
 func changeError(err error) error {
 	switch {
 	case errors.Is(err, configctl.ErrInFileOnly):
 		return cli.Errorf(cli.ExitUsage, "%w: edit %s", err, config.DefaultPath())
+	// In force, but gone after a restart: for a script that is a failure.
 	case errors.Is(err, configctl.ErrNotSaved):
 		return cli.Errorf(cli.ExitFailure, "%w (journalctl -u agentctl)", err)
 	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):

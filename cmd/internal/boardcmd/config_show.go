@@ -16,7 +16,8 @@ import (
 )
 
 // newConfigShow returns the command config show. Without --origin its JSON and YAML have the form of a
-// configuration file, so that the output can be saved as one.
+// configuration file, so that the output can be saved as one; with it they are a config.View. Notes go to
+// stderr in all formats.
 func newConfigShow() *cobra.Command {
 	var f configFlags
 	var out cli.Output
@@ -49,6 +50,9 @@ func newConfigShow() *cobra.Command {
 // printConfig prints all keys with their values, sorted, then the files that they come from and what is
 // wrong with them. from says who was asked, as configFlags.view returns it; origin adds the source of
 // each value.
+//
+// The keys are those of this program. One that only a newer daemon has is missing here, and is in the
+// JSON.
 func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	for _, name := range config.KeyNames() {
@@ -66,6 +70,7 @@ func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 		files = strings.Join(v.Files, ", ")
 	}
 	fmt.Fprintf(w, "\nFrom %s. Read: %s.\n", from, files)
+	// Both are empty without a daemon: only it knows what it has in force.
 	if v.Error != "" {
 		fmt.Fprintf(w, "The present files are invalid; the previous settings stay in force:\n%s\n", v.Error)
 	}
@@ -75,8 +80,9 @@ func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 	return nil
 }
 
-// newConfigGet returns the command config get. A setting that is left to its default prints an empty
-// line, so that a script can test it with [ -z ].
+// newConfigGet returns the command config get. A setting that is left to its default prints an empty line,
+// so that a script can test it with [ -z ]: "-" of config.View.Text is for tables. Rules are printed as
+// YAML, for which a line has no room; -o json prints the bare value of any key.
 func newConfigGet() *cobra.Command {
 	var f configFlags
 	var out cli.Output

@@ -18,6 +18,12 @@ import (
 // newDoctor returns the command doctor. The checks are in package doctor; it also runs them inside the
 // daemon, for agents (InsideDoctor). Flags are passed on as settings of the daemon, with their origin, so
 // that a finding can name the flag that is wrong.
+//
+// The flags are not parsed here: what is wrong with one is a finding like what is wrong with a file, and
+// the other checks go on. A flag that is not given counts as empty and stays out of the settings, where it
+// would hide the file's value.
+//
+// The report goes to stdout in every case, on exit code 1 too; the error only adds a line on stderr.
 func newDoctor() *cobra.Command {
 	var out cli.Output
 	var o doctor.Options
@@ -71,8 +77,13 @@ no check fails (warnings are allowed), otherwise 1.`,
 	return c
 }
 
-// printReport prints the findings, wrapped at the width of a terminal.
+// printReport prints the findings, wrapped at the width of a terminal: status, name and message in
+// columns, and below the message the next step, bold after "->". Elsewhere than on a terminal no line is
+// wrapped, so that grep finds all of a message.
+//
+// Messages may quote what a relay answered, so control characters are replaced.
 func printReport(w io.Writer, r *doctor.Report) error {
+	// Columns: 4 of the status, 2 spaces, 11 of the name, 1 space.
 	const indent = 18
 	width, _, isTerminal := term.Size(w)
 	if !isTerminal {

@@ -10,8 +10,12 @@ import (
 	"agentctl/handlers"
 )
 
-// InsideDoctor returns the checks of package doctor for a daemon of this process, which cannot
-// import them itself: they read its status.
+// InsideDoctor returns the checks of package doctor for a daemon of this process, which cannot import them
+// itself: they read its status.
+//
+// A daemon has one doctor.Inside for its whole life: it counts the checks that hang on a disk, and bounds
+// the goroutines that they hold. The findings are copied into the types of package handlers, which define
+// what an agent gets over the link; unfinished are the checks that did not end in time.
 func InsideDoctor() daemon.DoctorFunc {
 	inside := new(doctor.Inside)
 	return func(ctx context.Context, e *daemon.Examination) *handlers.DoctorReport {

@@ -17,8 +17,25 @@ import (
 	"agentctl/prober/inspect"
 )
 
+// The helpers. The daemon's user may read neither the journal nor the processes of others. It connects to
+// a socket of systemd, which starts one helper for each connection (Accept=yes, systemd.socket(5)) under a
+// user of its own, in a sandbox with that one right. A daemon that was taken over gets no more than the
+// helpers answer.
+//
+//	daemon ── request ──► agentctl-journal.socket ──► agentctl-journal@N.service: this command
+//	       ◄── answer ── then the command ends
+//
+// Neither side trusts the other: package unixrpc bounds sizes and times on both. The context ends after
+// twice journal.MaxTime, 10 s: a request may work for MaxTime, and reading it and writing the answer take
+// time too. The units end a process after 15 s (RuntimeMaxSec=).
+//
+// systemd logs an exit code other than 0 as a failure of the unit. A bad request is not one: it is logged
+// on stderr, with exit code 0.
+
 // newJournalHelper makes the command of agentctl-journal@.service. It is hidden: it answers the one
 // request on the socket that systemd gives it as stdin.
+//
+// A journalctl that cannot be run or fails (journal.CodeFailed) is a fault of this machine: exit code 1.
 func newJournalHelper() *cobra.Command {
 	var journalctl string
 	c := &cobra.Command{
@@ -44,7 +61,8 @@ func newJournalHelper() *cobra.Command {
 	return c
 }
 
-// newProcessesHelper makes the command of agentctl-processes@.service, likewise.
+// newProcessesHelper makes the command of agentctl-processes@.service, likewise. What the system does not
+// show is named in the answer as unfinished, so that an error is one of the request or the connection.
 func newProcessesHelper() *cobra.Command {
 	return &cobra.Command{
 		Use: "processes-helper", Hidden: true, Args: cobra.NoArgs,
@@ -65,7 +83,8 @@ func newProcessesHelper() *cobra.Command {
 	}
 }
 
-// stdinSocket returns the connection that a socket unit gives to its service.
+// stdinSocket returns the connection that a socket unit gives to its service (StandardInput=socket). It
+// fails for a person who types the command; unit names what starts it.
 func stdinSocket(unit string) (net.Conn, error) {
 	conn, err := net.FileConn(os.Stdin)
 	if err != nil {

@@ -14,7 +14,14 @@ import (
 	"agentctl/term"
 )
 
-// historyFlags are the flags of history, and the window that they select.
+// The steps of history: check the flags; choose the source, a daemon or a board behind a relay; ask it for
+// its time, by which records are stamped and ages such as 24h count; make the window; draw a chart or
+// export. Package monitor reads the records page by page, so that a year needs no more memory than an hour
+// in an export; a chart holds its points in memory, whose number the default step bounds by the width of
+// the terminal.
+
+// historyFlags are the flags of history, and the window that they select. window gets its source in run,
+// and its times in show.
 type historyFlags struct {
 	window       monitor.Window
 	socket       socketFlag
@@ -24,7 +31,9 @@ type historyFlags struct {
 	step         time.Duration
 }
 
-// newHistory returns the command history.
+// newHistory returns the command history. Without -o it draws on stdout, also into a pipe. A window
+// without records is no failure: the chart says so, and an export has none. Exit code 3 is a daemon that
+// does not run, 5 a board that is offline or has never connected.
 func newHistory() *cobra.Command {
 	var h historyFlags
 	c := &cobra.Command{
@@ -79,10 +88,13 @@ func (h *historyFlags) run(cmd *cobra.Command) (err error) {
 			return err
 		}
 		return h.show(cmd.Context(), cmd, now)
+	// --board works on any system, so this is not checked earlier.
 	case !cli.IsLinux:
 		return cli.Errorf(cli.ExitUsage, "this machine has no history, because daemons run on Linux only; name a board: --board NODE; see: agentctl ls")
 	}
 	return h.socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
+		// While the daemon does not know the time, now is this process's, and ClockUnset makes an empty
+		// chart say so.
 		now, isSet := monitor.Clock(ctx, cl)
 		h.window.Source, h.window.ClockUnset = cl, !isSet
 		return h.show(ctx, cmd, now)
@@ -99,6 +111,7 @@ func (h *historyFlags) show(ctx context.Context, cmd *cobra.Command, now time.Ti
 		return err
 	}
 	if h.format != "" {
+		// Of a board only: a daemon of this machine exports every record.
 		h.board.setStep(cmd, &h.window)
 		return h.window.Export(ctx, cmd.OutOrStdout(), h.format)
 	}
@@ -110,7 +123,8 @@ func (h *historyFlags) show(ctx context.Context, cmd *cobra.Command, now time.Ti
 	return h.window.Draw(ctx, cmd.OutOrStdout(), time.Local)
 }
 
-// setWindow sets the window of h from the texts of --since and --until.
+// setWindow sets the window of h from the texts of --since and --until. A --since before 1970 counts as
+// 1970: a long age such as 3000w means everything.
 func setWindow(h *monitor.Window, now time.Time, since, until string) error {
 	from, err := monitor.ParseTime(since, now)
 	if err != nil {

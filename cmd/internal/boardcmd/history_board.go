@@ -39,7 +39,11 @@ func (f *boardFlags) isNamed(cmd *cobra.Command) (bool, error) {
 	return f.board != "", nil
 }
 
-// open makes the board the source of w, and returns the time by the board's clock.
+// open makes the board the source of w, and returns the time by the board's clock. It asks the relay for
+// the node, whose last manifest shows whether the board keeps a history, and the board for its time. The
+// records are read later, through w.Source.
+//
+// A board that has never connected has no capabilities; that is exit code 5, like one that is offline.
 func (f *boardFlags) open(cmd *cobra.Command, w *monitor.Window) (now time.Time, err error) {
 	ctx := cmd.Context()
 	rc, err := f.Client()
@@ -55,6 +59,7 @@ func (f *boardFlags) open(cmd *cobra.Command, w *monitor.Window) (now time.Time,
 	case !n.HasHistory():
 		return now, fmt.Errorf("board %s %w; on the board see: agentctl status", n.Label(), client.ErrNoHistory)
 	}
+	// The hint of package monitor names commands for a daemon of this machine.
 	w.Hint = "A longer window may have something: agentctl history --board " + n.Label() + " --since 7d; whether it records, on the board: agentctl status"
 	w.Source = monitor.SeriesSource(func(ctx context.Context, from, to, step int64, keys []string, fn func(int64, map[string]float64) error) error {
 		return rc.History(ctx, n.NodeID, client.HistoryQuery{FromMS: from, ToMS: to, StepMS: step, Metrics: keys}, fn)
@@ -62,7 +67,8 @@ func (f *boardFlags) open(cmd *cobra.Command, w *monitor.Window) (now time.Time,
 	return boardTime(ctx, rc, n)
 }
 
-// boardTime asks the board for its time, which its records have: that of a snapshot.
+// boardTime asks the board for its time, which its records have: that of a snapshot. The relay's time
+// would not do: records have the time that the board stamped, right or wrong.
 func boardTime(ctx context.Context, rc *client.Client, n *client.Node) (time.Time, error) {
 	body, err := rc.Call(ctx, manifest.ToolName{Short: "sys", NodeID: n.NodeID, CapID: "metrics", Verb: manifest.VerbSnapshot}.String(), nil)
 	if err != nil {
@@ -77,8 +83,10 @@ func boardTime(ctx context.Context, rc *client.Client, n *client.Node) (time.Tim
 	return time.UnixMilli(frame.TS), nil
 }
 
-// setStep chooses the step of an export from a board, unless it was given: every record would be too
-// many for a slow link. It says on stderr when that leaves out records.
+// setStep chooses the step of an export from a board, unless it was given: every record would be too many
+// for a slow link. The step is a round one with which about 14,000 records fit the window, and a second at
+// least, as boards record. It says on stderr when that leaves out records, so that the export on stdout
+// stays clean.
 func (f *boardFlags) setStep(cmd *cobra.Command, w *monitor.Window) {
 	if f.board == "" || w.StepMS != 0 {
 		return

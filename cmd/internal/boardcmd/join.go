@@ -25,13 +25,31 @@ import (
 	"agentctl/transport/pin"
 )
 
-// joinOptions are the flags of join and leave, which name the same board.
+// How a board joins, and what a failure leaves (package enroll has the exchange, joinctl the choice of the
+// board):
+//
+//	check the flags and the code         nothing has happened
+//	find the board                       nothing has happened
+//	store a new key (joining.json)       a repeat uses the same key
+//	send key, code and proof             a repeat gets the same identity, without another use of the code
+//	store credential.json                the board has joined, whatever fails from here on
+//	the daemon reads it and links        it does so by itself, within seconds, if this process ends
+//
+// So a repeat is harmless after any failure. A power cut leaves one of these states as well, because each
+// file is replaced as a whole.
+//
+// Progress and what to type next go to stderr; the identity goes to stdout, for scripts with -o json.
+
+// joinOptions are the flags of join and leave, which name the same board. leave has those of the first
+// group.
 type joinOptions struct {
 	out      cli.Output
 	socket   socketFlag
 	stateDir string
 	config   string
 
+	// Of join alone. tokenFile has the token of a board that was set up by hand: its node is
+	// kept (migration).
 	codeFile, caSHA256, name, tokenFile string
 	noWait                              bool
 }
@@ -84,6 +102,9 @@ func (o *joinOptions) addTargetFlags(c *cobra.Command) {
 //
 // A person who types sudo out of habit would join the service, which does not run, in place of the
 // daemon that they have started themselves: that is refused, unless a flag names the board.
+//
+// The files are those of this user if a daemon of this user has made its socket, also if the user has no
+// configuration file: ClientSource would take the service's then.
 func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 	source := config.ClientSource(o.config)
 	if _, err := os.Lstat(config.DefaultSocket()); err == nil {
@@ -93,6 +114,7 @@ func (o *joinOptions) target(cmd *cobra.Command) (*joinctl.Target, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Only sudo sets SUDO_UID: a login shell of root means the service.
 	if uid := os.Getenv("SUDO_UID"); t.Daemon == nil && os.Geteuid() == 0 && uid != "" && uid != "0" &&
 		!cmd.Flags().Changed("socket") && o.stateDir == "" && o.config == "" && joinctl.OtherUsersDaemon(cmd.Context(), uid) {
 		return nil, cli.Errorf(cli.ExitFailure, "the daemon that runs here belongs to %s and not to root; type the same without sudo", os.Getenv("SUDO_USER"))
@@ -137,6 +159,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	if t.Daemon != nil {
 		defer t.Daemon.Close()
 	}
+	// From here on the code may be used up.
 	ctx, cancel := context.WithTimeout(cmd.Context(), joinTimeout)
 	defer cancel()
 	j, err := t.Join(ctx, jo, Build().Time)
@@ -149,9 +172,13 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	} else {
 		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave%s\n", j.Relay, cli.GivenFlags(cmd, "socket", "state-dir", "config"))
 	}
+	// They name the same relay as the credential does. Another one would have been refused before the
+	// exchange.
 	if j.Unused != "" {
 		fmt.Fprintf(w, "The settings %s are no longer used; you may remove them.\n", j.Unused)
 	}
+	// An exchange that took long does not shorten the wait. Ctrl-C ends only the wait: the answer is
+	// printed all the same.
 	online, problem := o.wait(cmd, t, j)
 	err = o.out.Print(cmd, joinOutput{j.NodeID, j.Name, j.TenantID, j.Relay, online}, func() error {
 		return printJoined(cmd.OutOrStdout(), t, j, online)
@@ -170,6 +197,9 @@ type joinOutput struct {
 
 // wait waits until the board is online, unless there is no daemon or --no-wait is given. The error says
 // what keeps the board offline, as the daemon reports it in its status.
+//
+// It returns an error only after the board has joined, and each text says so: the person must not paste
+// another code.
 func (o *joinOptions) wait(cmd *cobra.Command, t *joinctl.Target, j *joinctl.Joined) (online bool, problem error) {
 	if t.Daemon == nil || o.noWait {
 		return false, nil
@@ -182,9 +212,12 @@ func (o *joinOptions) wait(cmd *cobra.Command, t *joinctl.Target, j *joinctl.Joi
 		return true, nil
 	case cmd.Context().Err() != nil:
 		return false, errors.New("interrupted; the board has joined, and the daemon goes on: agentctl status")
+	// The status could not be read: the daemon has ended, or has not answered once in the time.
 	case s == nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, joinctl.ErrRefused):
 		return false, fmt.Errorf("the board has joined, and its daemon does not answer: %w; see: agentctl status", err)
 	}
+	// The time is up, or the relay refuses the key. The join knows more than the link does, so that its
+	// error comes first.
 	why, next := "no link to the relay yet", "the daemon goes on trying; see: agentctl status"
 	if s.Join != nil && s.Join.Error != "" {
 		why, next = s.Join.Error, s.Join.Hint
@@ -216,7 +249,12 @@ func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool)
 	return nil
 }
 
-// explainJoin gives an error of join or leave its exit code and the next step.
+// explainJoin gives an error of join or leave its exit code and the next step. What the daemon would
+// advise about the same error is daemon.JoinHint; a person at a terminal can do more in two cases: use
+// sudo, and repeat.
+//
+// The relay's refusals are exit code 4, but for that of a nonce (enrollment.ReasonNonce): a repeat gets a
+// new one.
 func explainJoin(err error) error {
 	var e *enroll.Error
 	code, next := cli.ExitFailure, daemon.JoinHint(err)

@@ -29,6 +29,10 @@ without a restart. The history stays. The relay keeps the node until its operato
 
 // leave removes the credentials; a daemon that runs then works alone without a restart. A board that has
 // none is no error, so that a script may repeat it. Nothing is sent to the relay: it may be gone.
+//
+// The installation gets a new identity too (enroll.Leave): a copied card that leaves is another board from
+// then on. With a daemon, leave returns when that one works alone, and fails after joinTimeout if it does
+// not; the credentials are removed by then.
 func (o *joinOptions) leave(cmd *cobra.Command) error {
 	t, err := o.target(cmd)
 	if err != nil {
@@ -46,11 +50,13 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 		Relay  string `json:"relay,omitempty"`
 	}{Left: err == nil}
 	switch {
+	// {"left":false} in JSON.
 	case errors.Is(err, fs.ErrNotExist):
 		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
 		return o.out.Print(cmd, answer, func() error { return nil })
 	case err != nil:
 		return explainJoin(err)
+	// A damaged credential is removed as well. It is nil if its relay and node could not be read.
 	case cred != nil:
 		answer.NodeID, answer.Relay = cred.NodeID, cred.Relay
 	}

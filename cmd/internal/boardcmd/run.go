@@ -24,10 +24,23 @@ import (
 	"agentctl/transport/enroll"
 )
 
+// The life of the process:
+//
+//	daemon.TuneProcess      may execute the program again, so it comes first
+//	cli.NotifyReload        before the files are read: SIGHUP without a receiver would end the process
+//	load                    flags, environment and files; a mistake ends the start
+//	daemon.New              takes the state directory and the socket
+//	Daemon.Run              until SIGINT or SIGTERM (package main), or until a part fails
+//
+// Exit code 0 is a stop by a signal, 2 a mistake in what was typed or in a variable, 1 anything else. The
+// unit starts the daemon again after each of them (Restart=always). The log goes to stderr, and nothing to
+// stdout.
+
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
 //
-// Flags are kept as texts and parsed by their key of the configuration, so that a flag and a
-// line of the file have the same checks and the same errors.
+// Flags are kept as texts and parsed by their key of the configuration, so that a flag and a line of the
+// file have the same checks and the same errors. every is the exception: --interval is a duration, and its
+// key base_interval_ms a number.
 type runOptions struct {
 	config string
 	mock   int
@@ -36,7 +49,7 @@ type runOptions struct {
 	cfg    *config.Config
 }
 
-// maxMock bounds --mock.
+// maxMock bounds --mock: each mock board has its own link, sampler and goroutines in this process.
 const maxMock = 20000
 
 // newRun returns the command run. Its flags are those settings of the configuration that a first start
@@ -93,6 +106,9 @@ func flagName(key string) string {
 // A flag that is not given is left out and not set to its default: the environment and the
 // files come before defaults. An empty text counts as not given, except for the modules, where
 // it means none.
+//
+// --config and --mock are no settings: one says where settings are read, and the other replaces the
+// machine.
 func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	s := config.NewSource(o.config)
 	s.ForDaemon, s.Flags = true, config.Settings{}
@@ -120,6 +136,9 @@ func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 // again. A mistake in a file is a failure and one in a flag or variable a usage error, because only the
 // latter is corrected in the line that was typed. For this machine's daemon, damaged settings are set
 // aside (config.Source.SetAside), since it must start after a power cut.
+//
+// The returned source does not have SetAside: a reload of a running daemon keeps the settings that are in
+// force when a file is damaged.
 func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	if o.mock < 0 || o.mock > maxMock {
 		return config.Source{}, cli.Errorf(cli.ExitUsage, "--mock takes 1 to %d boards", maxMock)
@@ -146,8 +165,8 @@ func (o *runOptions) load(f *pflag.FlagSet) (config.Source, error) {
 	return source, nil
 }
 
-// run runs the daemon or the mock boards until a signal. SIGHUP reloads a service, and ends a
-// daemon whose terminal goes away.
+// run runs the daemon or the mock boards until a signal. SIGHUP reloads a service, and ends a daemon whose
+// terminal goes away. Mock boards have no reload, and ignore it as a service.
 func (o *runOptions) run(cmd *cobra.Command) error {
 	if o.mock == 0 {
 		daemon.TuneProcess()
@@ -158,6 +177,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	// A level and not a fixed logger: a reload may change log_level.
 	level := zap.NewAtomicLevel()
 	if err := level.UnmarshalText([]byte(o.cfg.Text("log_level"))); err != nil {
 		return cli.Errorf(cli.ExitUsage, "log_level: %w", err)
@@ -174,6 +194,8 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	}
 	var pathErr *control.PathError
 	var used *enroll.InUseError
+	// These errors come with a next step that depends on the flags of this command, which package daemon
+	// does not know.
 	switch {
 	case errors.As(err, &used):
 		err = fmt.Errorf("%w; ask it with: agentctl status, stop it, or give this one another --state-dir", err)
@@ -188,8 +210,9 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// runMocks runs simulated boards, one for each line of the token file.
-// It needs no state directory, control socket or history: they are of one machine.
+// runMocks runs simulated boards, one for each line of the token file. It needs no state directory,
+// control socket or history: they are of one machine. A token file that others may read gets a warning, as
+// it does from a daemon, while commands refuse it (cli.ReadToken).
 func (o *runOptions) runMocks(ctx context.Context, log *zap.Logger) error {
 	tokens, err := config.ReadTokens(o.cfg.Text("token_file"), o.mock)
 	var exposed *config.ExposedError

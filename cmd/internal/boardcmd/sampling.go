@@ -16,6 +16,11 @@ import (
 	"agentctl/term"
 )
 
+// start, stop and burst change what the daemon pushes to local clients, for all of them at once. stop also
+// ends recording, and start adds its modules to those that the configuration and the alert rules need.
+// Streams to a relay and the readings of status and snapshot do not depend on it. The daemon keeps the
+// choice in memory: after a restart it pushes cpu and memory again, and records.
+
 // change is what start, stop and burst print with -o json: how local push and recording
 // were, how they are now (or would be, with --dry-run), and the command that undoes it. Scripts read it:
 // fields are added and not renamed.
@@ -46,6 +51,8 @@ func (c *changer) addFlags(cmd *cobra.Command) {
 // run reads the present sampling, calls do, and prints the change. With --dry-run do fills in the change
 // without making it. Another client may change the same between both requests: Before is for the
 // person who wants to undo, not a lock.
+//
+// do returns one line about the result, and sets Undo and After.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
 	return c.socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 		var s struct {
@@ -107,6 +114,8 @@ The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
 				ch.Undo = undo(ch.Before) + cli.GivenFlags(cmd, "socket")
 				ch.After.Running, ch.After.Modules = true, modules
+				// What the daemon starts without names. The answer below replaces it, so that only a dry
+				// run guesses.
 				if len(modules) == 0 {
 					ch.After.Modules = []string{"cpu", "memory"}
 				}

@@ -37,6 +37,7 @@ func newSnapshot() *cobra.Command {
 	}
 	out.AddFlags(c)
 	socket.addFlags(c)
+	// All by name: the daemon answers a request without modules with cpu and memory only.
 	c.Flags().StringSliceVar(&modules, "modules", monitor.ModuleNames(), "only these `MODULES`; modules that this machine lacks are omitted")
 	return c
 }

@@ -11,6 +11,9 @@ import (
 )
 
 // socketFlag names the control socket of the daemon on this machine.
+//
+// Its default is the user's own daemon's if that socket exists, else the service's (config.ClientSocket):
+// chosen when the command tree is made, without a connection.
 type socketFlag struct{ Path string }
 
 // addFlags adds --socket to c.
@@ -18,8 +21,10 @@ func (s *socketFlag) addFlags(c *cobra.Command) {
 	c.Flags().StringVar(&s.Path, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket [AGENTCTL_SOCKET]")
 }
 
-// withClient calls fn with a connection to the daemon, and closes the connection afterwards.
-// Errors of Dial have their next step already; cli.Explain adds the exit code.
+// withClient calls fn with a connection to the daemon, and closes the connection afterwards. Dial has 5 s
+// for the connection and the hello, because a daemon that hangs still accepts connections through the
+// kernel's backlog. Errors of Dial have their next step already; cli.Explain adds the exit code: 3 for no
+// daemon, 4 for a socket that this user may not open.
 func (s *socketFlag) withClient(cmd *cobra.Command, fn func(context.Context, *control.Client) error) error {
 	cl, err := control.Dial(cmd.Context(), s.Path)
 	if err != nil {

@@ -48,6 +48,8 @@ func newStatus() *cobra.Command {
 //
 // A relay may have chosen the board's name and the words of an error: what could control the terminal
 // is replaced.
+//
+// Rows that only matter when something is wrong (Join, State, Config, Alert) are absent otherwise.
 func printStatus(w io.Writer, s *daemon.Status) error {
 	const indent = 10
 	width, _, terminal := term.Size(w)
@@ -76,10 +78,12 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	default:
 		row("Link", "%s, %s, since %s%s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS), nextTry(s.Link.NextTryMS))
 	}
+	// The last error of a link that is up again is history.
 	if e := s.Link.LastError; e != nil && s.Link.State != daemon.LinkReady {
 		row("", "last error: %s", e.Message)
 		row("", "%s", s.LinkHint())
 	}
+	// A board that joined and has no trouble has no hint.
 	if j := s.Join; j != nil && j.Hint != "" {
 		row("Join", "%s", joinText(j))
 		row("", "%s", j.Hint)
@@ -92,6 +96,8 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	} else if c != nil && len(c.RestartNeeded) > 0 {
 		row("Config", "changed, and waits for a restart: %s", strings.Join(c.RestartNeeded, ", "))
 	}
+	// The rows below are about the last sample. Before the first one the daemon has neither readings nor
+	// alerts.
 	if s.Sample == nil {
 		row("Sampling", "no sample yet: %s", s.Sampling.LastError)
 		return nil
@@ -141,6 +147,9 @@ func printStateDir(row func(k, format string, args ...any), s *daemon.StateDirSt
 }
 
 // nextTry says when the daemon dials again; nothing if it does not wait for that.
+//
+// The daemon gives the time by this machine's clock, as it is now, so that a jump of the clock does not
+// matter.
 func nextTry(atMS int64) string {
 	if atMS == 0 {
 		return ""
@@ -155,7 +164,8 @@ func nextTry(atMS int64) string {
 	}
 }
 
-// joinText says what is wrong with the join of this board.
+// joinText says what is wrong with the join of this board: its state, the relay unless the error names it,
+// the error, and the join file that asks for it.
 func joinText(j *daemon.JoinStatus) string {
 	text := j.State
 	if j.Relay != "" && !strings.Contains(j.Error, j.Relay) {
@@ -175,6 +185,7 @@ func clockText(s *daemon.Status) string {
 	switch {
 	case s.Clock.State == daemon.ClockUnsynced:
 		return "not set yet; samples are kept and get their time when it is known"
+	// Without a relay there is no other clock to compare with.
 	case s.Link.State == daemon.LinkDisabled:
 		return "this machine's own"
 	}

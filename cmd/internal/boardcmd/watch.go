@@ -20,6 +20,15 @@ import (
 
 // newWatch returns the command watch: a live view on a terminal, a stream of JSON elsewhere. Both read the
 // same messages from a monitor.Watcher, which reconnects when the daemon restarts.
+//
+// The goroutines are the Watcher's (monitor.Watcher.Run): one reads the socket, one follows the
+// connection, and one runs the function below with the messages. A full queue loses messages and says so
+// with the event "lost": a slow pipe never slows the daemon.
+//
+// It ends with exit code 0 on Ctrl-C, on q, and after --count or --for; with 3 if no daemon answers at the
+// start. A connection that is lost later is tried again until one of these, because a restart of the
+// daemon is the usual reason; only a socket that this user may no longer open (4), and a daemon that lacks
+// a module of --modules (2), end the command.
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
 	var socket socketFlag
@@ -58,6 +67,7 @@ cpu and memory, like any client that subscribes to events.`,
 					return printMessages(ctx, cmd, msgs, limit.Count)
 				})
 			}
+			// Without --modules the view shows all modules, and the stream only those that are pushed.
 			w.All = true
 			f := term.AsTerminal(cmd.OutOrStdout())
 			view := monitor.NewView(term.ColorEnabled(f), term.ASCIIOnly())
@@ -82,6 +92,8 @@ func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.
 	for {
 		var m monitor.Message
 		select {
+		// msgs is not closed: the end of ctx is how the watcher ends this function, also when the daemon
+		// refuses.
 		case <-ctx.Done():
 			return nil
 		case m = <-msgs:
