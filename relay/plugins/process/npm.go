@@ -107,8 +107,7 @@ func npmBin(prefix, name string) (string, error) {
 	var bin string
 	var bins map[string]string
 	if json.Unmarshal(p.Bin, &bin) != nil && json.Unmarshal(p.Bin, &bins) == nil {
-		_, short, _ := strings.Cut(name, "/")
-		bin = bins[short]
+		bin = bins[name[strings.LastIndexByte(name, '/')+1:]] // without the scope of the package
 		if names := slices.Sorted(maps.Keys(bins)); bin == "" && len(names) == 1 {
 			bin = bins[names[0]]
 		}

@@ -28,3 +28,28 @@ func TestProgramFiles(t *testing.T) {
 		}
 	}
 }
+
+// Of several programs of a package the one with its name is started.
+func TestNPMBin(t *testing.T) {
+	for _, c := range []struct{ name, bin, want string }{
+		{"notes", `"cli.js"`, "cli.js"},
+		{"notes", `{"other": "cli.js"}`, "cli.js"},
+		{"notes", `{"admin": "admin.js", "notes": "cli.js"}`, "cli.js"},
+		{"@acme/notes", `{"admin": "admin.js", "notes": "cli.js"}`, "cli.js"},
+		{"notes", `{"admin": "admin.js", "other": "cli.js"}`, ""},
+		{"notes", `"../../cli.js"`, ""},
+	} {
+		prefix := t.TempDir()
+		dir := filepath.Join("node_modules", c.name)
+		if err := errors.Join(os.MkdirAll(filepath.Join(prefix, dir), 0o755), os.WriteFile(filepath.Join(prefix, dir, "package.json"), []byte(`{"bin": `+c.bin+`}`), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		want := c.want
+		if want != "" {
+			want = filepath.Join(dir, want)
+		}
+		if got, err := npmBin(prefix, c.name); got != want || (err != nil) != (want == "") {
+			t.Errorf("%s with the programs %s: %q, %v, want %q", c.name, c.bin, got, err, want)
+		}
+	}
+}
