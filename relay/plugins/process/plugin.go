@@ -96,9 +96,9 @@ func (p *Plugin) setUp(c *conn) {
 	p.notifyLocked()
 }
 
-// clearConn makes calls wait for another connection. A nil error, as at a stop by Unload, keeps the
-// last one and counts no failure.
-func (p *Plugin) clearConn(err error) {
+// clearConn makes calls wait for another connection. It counts no failure: that is for setDown, which run
+// does not call at a stop.
+func (p *Plugin) clearConn() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.conn = nil

@@ -139,7 +139,7 @@ func (p *Plugin) serve(ctx context.Context, c *conn) (err error) {
 		c.endReported.Store(true)
 	}
 	// In this order, so that no new call chooses a connection that is being closed.
-	p.clearConn(err)
+	p.clearConn()
 	p.watches.detach(c)
 	if isHung {
 		c.ch.abort() // it would not react to the end of its input
