@@ -12,16 +12,27 @@ import (
 
 // watchSet is the watched resources of a plugin. It outlasts connections and versions: each new
 // connection is subscribed to what is watched then.
+//
+// Watches begin and end at any time, so that the end of the last one and the beginning of the next one
+// may ask the server for opposite things. settle orders these requests: one goroutine at a time asks for a
+// resource, and goes on until the server was asked last for what is wanted.
 type watchSet struct {
 	unloaded chan struct{} // closed when the plugin is unloaded: its watches end
 
-	mu       sync.Mutex // protects the fields below
-	conn     *conn      // the one that is subscribed; nil while the plugin is down
-	watchers map[string]map[*func()]struct{}
+	mu      sync.Mutex          // protects the fields below; not held during a request
+	conn    *conn               // the one that is subscribed; nil while the plugin is down
+	watched map[string]*watched // by the URI that clients know
+}
+
+// watched is a resource that is watched, or whose last watch has just ended.
+type watched struct {
+	watchers     map[*func()]struct{}
+	isSubscribed bool  // what the server of watchSet.conn was asked for last
+	asking       *conn // on which a goroutine asks now; nil: on none
 }
 
 func newWatchSet() *watchSet {
-	return &watchSet{unloaded: make(chan struct{}), watchers: make(map[string]map[*func()]struct{})}
+	return &watchSet{unloaded: make(chan struct{}), watched: make(map[string]*watched)}
 }
 
 // attach subscribes a new connection to the watched resources, and notifies their watchers: they
@@ -29,13 +40,52 @@ func newWatchSet() *watchSet {
 func (s *watchSet) attach(ctx context.Context, c *conn) {
 	s.mu.Lock()
 	s.conn = c
-	uris := slices.Sorted(maps.Keys(s.watchers))
+	for _, w := range s.watched {
+		w.isSubscribed, w.asking = false, nil // that was another server
+	}
+	uris := slices.Sorted(maps.Keys(s.watched))
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, initializeTimeout)
 	defer cancel()
 	for _, uri := range uris {
-		c.subscribe(ctx, uri)
+		s.settle(ctx, uri, initializeTimeout)
 		s.notify(uri)
+	}
+}
+
+// settle asks the server for the subscription of a resource, or for its end, until that is what its
+// watches need. Each request may take limit; one without an answer counts as done. If another goroutine
+// is asking already, that one does the rest.
+func (s *watchSet) settle(ctx context.Context, uri string, limit time.Duration) {
+	for {
+		s.mu.Lock()
+		w, c := s.watched[uri], s.conn
+		if w == nil || c != nil && w.asking == c {
+			s.mu.Unlock()
+			return
+		}
+		isWanted := len(w.watchers) > 0
+		if c == nil || w.isSubscribed == isWanted {
+			if !isWanted {
+				delete(s.watched, uri)
+			}
+			s.mu.Unlock()
+			return
+		}
+		w.asking, w.isSubscribed = c, isWanted
+		s.mu.Unlock()
+		timed, cancel := context.WithTimeout(ctx, limit)
+		if isWanted {
+			c.subscribe(timed, uri)
+		} else {
+			c.unsubscribe(timed, uri)
+		}
+		cancel()
+		s.mu.Lock()
+		if w.asking == c {
+			w.asking = nil
+		}
+		s.mu.Unlock()
 	}
 }
 
@@ -54,17 +104,14 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 	// Functions cannot be compared, so the pointer identifies this watch.
 	key := &changed
 	s.mu.Lock()
-	watchers := s.watchers[uri]
-	if watchers == nil {
-		watchers = make(map[*func()]struct{})
-		s.watchers[uri] = watchers
+	w := s.watched[uri]
+	if w == nil {
+		w = &watched{watchers: make(map[*func()]struct{})}
+		s.watched[uri] = w
 	}
-	watchers[key] = struct{}{}
-	isFirst, c := len(watchers) == 1, s.conn
+	w.watchers[key] = struct{}{}
 	s.mu.Unlock()
-	if isFirst && c != nil {
-		c.subscribe(ctx, uri)
-	}
+	s.settle(ctx, uri, initializeTimeout)
 	var err error
 	select {
 	case <-ctx.Done():
@@ -73,18 +120,9 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 		err = ErrNotLoaded
 	}
 	s.mu.Lock()
-	delete(watchers, key)
-	isLast := len(watchers) == 0
-	if isLast {
-		delete(s.watchers, uri)
-	}
-	c = s.conn
+	delete(w.watchers, key)
 	s.mu.Unlock()
-	if isLast && c != nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-		defer cancel()
-		_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": serverURI(c.plugin.manifest.Name, uri)})
-	}
+	s.settle(context.WithoutCancel(ctx), uri, time.Second)
 	return err
 }
 
@@ -92,7 +130,10 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 // a watch meanwhile; one that has just ended may be called once more.
 func (s *watchSet) notify(uri string) {
 	s.mu.Lock()
-	watchers := slices.Collect(maps.Keys(s.watchers[uri]))
+	var watchers []*func()
+	if w := s.watched[uri]; w != nil {
+		watchers = slices.Collect(maps.Keys(w.watchers))
+	}
 	s.mu.Unlock()
 	for _, changed := range watchers {
 		(*changed)()
@@ -112,4 +153,9 @@ func (c *conn) subscribe(ctx context.Context, uri string) {
 	case ctx.Err() == nil:
 		log.Warn("plugin refused a subscription", zap.String("uri", uri), zap.Error(err))
 	}
+}
+
+// unsubscribe asks the server to report no more changes of a resource.
+func (c *conn) unsubscribe(ctx context.Context, uri string) {
+	_, _ = c.call(ctx, "resources/unsubscribe", map[string]any{"uri": serverURI(c.plugin.manifest.Name, uri)})
 }
