@@ -38,6 +38,8 @@ import (
 
 // Bounds of a plugin on the bus.
 const (
+	// A request beyond maxBusRequests is refused and not queued, so that a plugin that asks in a loop
+	// holds no memory of the relay.
 	maxBusRequests   = 16 // in flight
 	maxSubscriptions = 16 // of a connection
 
@@ -178,6 +180,8 @@ func (b *Bus) Refresh(plugin string) {
 	b.mu.Unlock()
 	for _, bc := range conns {
 		bc.mu.Lock()
+		// Both under the lock: consent returns the context of the old consent, which has ended, or that
+		// of the new one.
 		bc.withdraw()
 		bc.granted, bc.withdraw = context.WithCancel(bc.ctx)
 		if bc.isServed && !bc.isClosed {
@@ -239,6 +243,7 @@ func (bc *busConn) begin(ctx context.Context, caller *kernel.Caller, trace strin
 	if bc == nil {
 		return "", func() {}
 	}
+	// At least 128 random bits: another plugin cannot guess the token of a call.
 	token = rand.Text()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -326,6 +331,8 @@ func (bc *busConn) callRights(granted context.Context, call *busCall, tenants []
 	if tenant != "" && tenant != c.Tenant || !covers(tenants, c.Tenant) {
 		return nil, errTenant
 	}
+	// Not derived from the call's context: its end as a deadline would count as a fault of the plugin
+	// that is called now. errRequestEnded is the cause instead.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(call.ctx))
 	end := func() { cancel(errRequestEnded) }
 	stopCall, stopGrant := context.AfterFunc(call.ctx, end), context.AfterFunc(granted, end)

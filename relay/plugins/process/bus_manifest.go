@@ -55,6 +55,8 @@ type Consentable struct {
 }
 
 // Consentable reads the manifest of a plugin, loaded or not.
+// The digest is of the same bytes as the Bus that is shown: a consent for what a person has read does
+// not extend to a manifest that was changed meanwhile.
 func (h *Host) Consentable(name string) (*Consentable, error) {
 	s, err := h.open(name, tempFolders[0])
 	if err != nil {

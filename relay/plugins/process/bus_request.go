@@ -57,6 +57,7 @@ func (bc *busConn) handle(req *jrpc2.Request) (any, error) {
 	default:
 		return nil, busError(errBusy)
 	}
+	// Before the parameters are read, so that refused requests cost little.
 	if err := take(bc.member.requests, 1, "requests"); err != nil {
 		return nil, busError(err)
 	}
@@ -75,6 +76,7 @@ func (bc *busConn) handle(req *jrpc2.Request) (any, error) {
 		v, err := bc.subscribe(&p)
 		bc.audit(bc.noRights(&p), "subscribe", p.target(), err)
 		return v, busError(err)
+	// Needs no consent: a plugin may always ask for less.
 	case "unsubscribe":
 		if !bc.unsubscribe(p.Subscription) {
 			return nil, busError(manifest.E(manifest.BadRequest, "no subscription has this id"))
@@ -244,6 +246,7 @@ func (bc *busConn) append(r *busRights, p *busParams) (any, error) {
 }
 
 // take takes n from a limiter, or returns the error that says when to come back.
+// A refused request gives its reservation back, so that attempts do not push the next permit away.
 func take(l *rate.Limiter, n int, what string) error {
 	now := time.Now()
 	r := l.ReserveN(now, n)

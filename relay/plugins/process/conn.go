@@ -58,7 +58,8 @@ type conn struct {
 	bus     *busConn      // nil: the plugin asks for nothing
 	started chan struct{} // closed when rpc is set: a request of the plugin may come before
 
-	mu        sync.Mutex // protects the fields below
+	mu sync.Mutex // protects the fields below
+	// A token is used once, so that late progress of one call is not taken for that of the next.
 	lastToken int64
 	progress  map[int64]progressFollower
 }
@@ -96,6 +97,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 	if p.isAdopted() {
 		ch.onNoise = newNoiseLogger(p.log)
 	}
+	// NewClient begins to read before it returns, so onRequest waits for started.
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnCallback: c.onRequest,
 		// jrpc2 calls OnCancel when the context of a call ends before its answer. The plugin may
@@ -120,6 +122,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 // call sends a request and returns the raw result. An error that the plugin answered with is
 // a *jrpc2.Error, which callError translates.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
+	// Before the call is sent: an answer to it must count as a later message.
 	c.readAtLastCall.Store(c.ch.messages.Load())
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
@@ -255,6 +258,7 @@ func (c *conn) onNotification(method string, params json.RawMessage) {
 		if !ok {
 			return // the call has ended, or the token is unknown
 		}
+		// Everything else of the notification is passed on as the plugin sent it.
 		p["progressToken"], _ = json.Marshal(f.session.ProgressToken())
 		params, _ := json.Marshal(p)
 		_ = f.session.Notify(f.ctx, "notifications/progress", params)
@@ -291,6 +295,7 @@ func (c *conn) close() {
 	c.ch.abortSend()
 	_ = c.rpc.Close()
 	<-c.ended
+	// Both use rpc, whose end makes their requests fail.
 	c.relisting.Wait()
 	c.bus.close()
 }

@@ -32,6 +32,7 @@ type Plugin struct {
 	active  atomic.Int64 // requests of the kernel in flight
 	retired atomic.Bool  // it was replaced or unloaded: it is not started again
 
+	// The kernel takes mu under its own lock (Health), so mu is not held while the kernel is called.
 	mu       sync.Mutex    // protects the fields below
 	conn     *conn         // nil while the plugin is down
 	changed  chan struct{} // closed and replaced when conn or lastErr changes
@@ -169,6 +170,8 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 }
 
 // withConn runs f with the connection, and with the next one if nothing of its request was sent.
+// ctx, or the wait of waitConn, ends the repetitions. active counts the request, so that a reload lets
+// it end before it stops the program.
 func withConn[T any](ctx context.Context, p *Plugin, f func(c *conn) (T, error)) (T, error) {
 	p.active.Add(1)
 	defer p.active.Add(-1)
@@ -241,6 +244,8 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	var rpc *jrpc2.Error
 	var notSent notSentError
 	switch {
+	// First, because jrpc2 reports the end of a context by an error of its own; the caller's deadline
+	// is no fault of the plugin.
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.As(err, &notSent):
@@ -285,6 +290,7 @@ func (p *Plugin) readOn(ctx context.Context, c *conn, caller *kernel.Caller, uri
 			Blob []byte  `json:"blob"`
 		} `json:"contents"`
 	}
+	// In MCP a URI may have several contents (a folder), in the kernel it has one document.
 	if err := json.Unmarshal(raw, &res); err != nil || len(res.Contents) != 1 {
 		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not the content of this resource")
 	}
@@ -315,6 +321,7 @@ type State struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 	State   string `json:"state"` // up, down
+	// up means that calls have a connection, and says nothing about how the server answers them.
 	// Failures counts how often the plugin ended or did not start.
 	Failures  int    `json:"failures"`
 	LastError string `json:"last_error,omitempty"`

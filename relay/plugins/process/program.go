@@ -18,6 +18,7 @@ type program struct {
 
 // findProgram returns the program of a plugin in dir: the command of its manifest, else the
 // executable run. home is where it can write.
+// A name is looked up in the PATH of this process, which is also the program's.
 func findProgram(dir, home string, m *PluginManifest) (program, error) {
 	if m == nil || len(m.Command) == 0 {
 		return program{path: filepath.Join(dir, runFile)}, nil
@@ -39,6 +40,7 @@ func findProgram(dir, home string, m *PluginManifest) (program, error) {
 		}
 	}
 	for name, value := range m.Env {
+		// Only $HOME is replaced: other variables of the relay may be secrets.
 		value = os.Expand(value, func(s string) string {
 			if s == "HOME" {
 				return home
@@ -51,7 +53,8 @@ func findProgram(dir, home string, m *PluginManifest) (program, error) {
 }
 
 // checkProgram checks that only root and the user of this process can change the program of a command.
-// Links are followed: many programs of a system are links.
+// Links are followed: many programs of a system are links. The folders above the program are not
+// checked.
 func checkProgram(path string) error {
 	st, err := os.Stat(path)
 	switch {

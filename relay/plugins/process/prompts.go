@@ -125,6 +125,8 @@ func (p *Plugin) listTemplates(caller *kernel.Caller) (json.RawMessage, error) {
 }
 
 // getPrompt asks the server for a prompt.
+// A prompt that the caller may not use is answered like one that does not exist. Of the server's answer
+// only the URIs in its messages are changed.
 func (p *Plugin) getPrompt(ctx context.Context, caller *kernel.Caller, params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Name      string          `json:"name"`
@@ -162,6 +164,8 @@ func (p *Plugin) getPrompt(ctx context.Context, caller *kernel.Caller, params js
 }
 
 // complete asks the server to complete an argument of a prompt or a resource template.
+// The reference is checked here, since the server knows no scopes, and translated to the server's own
+// name. The argument and its context are passed on as they are.
 func (p *Plugin) complete(ctx context.Context, caller *kernel.Caller, params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Ref struct {

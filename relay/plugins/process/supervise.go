@@ -56,15 +56,18 @@ func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 			}
 			c = nil
 		}
+		// A stop or a new version is no failure: nothing is counted, logged or started again.
 		if ctx.Err() != nil || p.retired.Load() {
 			return ctx.Err()
 		}
 		if time.Since(began) >= stableAfter {
 			attempts = 0
 		}
+		// Visible (plugin ls, waiting calls) before the wait, with the time of the next try.
 		wait := backoff(attempts)
 		p.setDown(err, time.Now().Add(wait))
 		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
+		// A plugin that was never offered is nobody's loss.
 		if p.onDown != nil && offer == nil {
 			p.onDown(p.manifest.Name, reason)
 		}
@@ -183,6 +186,7 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		}
 		return nil, err
 	}
+	// Only for a connection that is used: the lists of others are not compared again.
 	c.relisting.Go(c.followLists)
 	return c, nil
 }
