@@ -18,6 +18,20 @@
 // relay.json is not copied but made from the copies of the databases. A copy of it could be
 // ahead of them, and a relay refuses databases that are behind relay.json.
 //
+// # Locks
+//
+//	relay.lock, shared      Create, like the relay and its commands: no restore begins meanwhile
+//	relay.lock, exclusive   Restore and AcceptLoss, while they look at the stores and exchange them
+//	events.db.lock          the same, for a relay of an earlier agentctl (lockState)
+//	the partial directory   Create: another one does not delete it (removePartial)
+//
+// # Interruptions
+//
+// A Create that is killed leaves a directory whose name ends in .partial, which the next one deletes. A
+// Restore that is killed before the exchange of files is recorded has exchanged none, and the next
+// process that opens the state directory deletes its staging directory; after that, this process
+// completes the exchange.
+//
 // # Files
 //
 //	backup.go   the manifest, and which files belong to a backup
@@ -89,10 +103,12 @@ func (e *DamagedError) Error() string {
 }
 
 // plainFiles matches the files at the top of a state directory that are copied as they are:
-// certificates, the address of the relay, and the audit log with its older parts.
+// certificates, the address of the relay, and the audit log with its older parts. Locks, sockets,
+// temporary files (.new) and what was set aside have other endings and are left out.
 var plainFiles = lazyregexp.New(`^[a-z][a-z0-9_.-]{0,60}\.(pem|json|jsonl)(\.[0-9]{1,5})?$`)
 
-// auditFiles matches the files of the audit log. A restore keeps those of the state directory.
+// auditFiles matches the files of the audit log. A restore keeps those of the state directory: what
+// happened since the backup stays on record.
 var auditFiles = lazyregexp.New(`\.jsonl(\.[0-9]{1,5})?$`)
 
 // isPlain reports whether a file is copied as it is.
@@ -142,6 +158,7 @@ func readManifest(dir string) (*Manifest, error) {
 		return nil, err
 	}
 	m := new(Manifest)
+	// Strict, so that a newer agentctl can add a member that an older one must not overlook.
 	if err := strictjson.Unmarshal(b, m); err != nil {
 		return nil, damaged(manifestFile + " cannot be read, or is of a newer agentctl")
 	}

@@ -16,6 +16,11 @@ import (
 	"agentctl/sqlitefile"
 )
 
+// Copying beside a relay that runs. Two things must not happen: that the relay's commits wait long
+// behind our reads and writes, and that the copy has half of a transaction. Against the one, bytes
+// are limited per second and synced in small parts; against the other, databases are copied from a
+// snapshot by SQLite's online backup and not as files.
+
 // Speeds of copying, bytes per second.
 const (
 	backupRate = 16 << 20 // half of what a cheap card reads: a relay uses the disk meanwhile
@@ -36,6 +41,7 @@ func newCopier(bytesPerSecond int) *copier {
 }
 
 // wait waits until n more bytes may be read or written, at most a chunk.
+// The limiter's burst is four chunks: more than that at once would be an error.
 func (c *copier) wait(ctx context.Context, n int) error { return c.limit.WaitN(ctx, n) }
 
 // file copies a regular file to a new one of mode 0600, syncs it and returns its size and hash. A file
@@ -182,6 +188,8 @@ func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 }
 
 // steps copies all pages, a chunk at a time. out is the file of the copy, to be synced.
+// The connection's read transaction stays open over all steps: without it SQLite would begin again
+// each time that another process has written.
 func (s *snapshot) steps(ctx context.Context, c *copier, b *sqlite.Backup, out *os.File) error {
 	const pageSize = 4096 // assumed; with larger pages the copy exceeds its speed
 	for written := 0; ; written += copyChunk {

@@ -49,7 +49,9 @@ type Result struct {
 // errOpenDir refuses a directory in which others could read the keys.
 var errOpenDir = errors.New("others can read it, and a backup holds the relay's signing keys")
 
-// Create makes a backup in a new directory below Options.Dir. The relay may run and write meanwhile. A
+// Create makes a backup in a new directory below Options.Dir: it checks the target and the state, copies
+// into a partial directory, gives that its name, and deletes older backups only then. The relay may run
+// and write meanwhile. A
 // state directory that is damaged is refused: a backup of it would replace sound ones (Keep). After a
 // failure nothing is left that Restore accepts as a backup.
 func Create(ctx context.Context, o Options) (_ *Result, err error) {
@@ -75,11 +77,13 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	}
 	began := o.Now().UTC()
 	name := filepath.Join(o.Dir, namePrefix+began.Format(nameTime))
+	// Random, for two that begin in the same second.
 	partial := name + "-" + manifest.NewULID()[16:] + partialSuffix
 	unlock, err := makePartial(partial)
 	if err != nil {
 		return nil, err
 	}
+	// Runs after the deferred removal below: until then the partial directory is locked.
 	defer unlock()
 	defer func() {
 		if err != nil {
@@ -107,6 +111,7 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 
 // checkWALs refuses damaged write-ahead logs. SQLite would leave out the transactions behind the
 // damage, without an error.
+// It runs before this process opens a store, because closing a file drops a process's locks on it.
 func checkWALs(stateDir string) error {
 	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
 		err := sqlitefile.ScanWAL(filepath.Join(stateDir, name))
@@ -188,6 +193,7 @@ func removePartial(dir string) error {
 }
 
 // publish gives a complete backup its name, with a number if the name is taken.
+// A rename replaces no directory that has files, so of two that choose the same name one fails.
 func publish(partial, name string) (path string, err error) {
 	for i := 1; i < 100; i++ {
 		if path = name; i > 1 { // several backups in one second
@@ -203,7 +209,8 @@ func publish(partial, name string) (path string, err error) {
 	return "", fmt.Errorf("%s exists", name)
 }
 
-// prune deletes the oldest complete backups of a relay beyond the newest keep.
+// prune deletes the oldest complete backups of a relay beyond the newest keep. Backups of other relays in
+// the directory, and whatever else is there, stay.
 func prune(dir, relayID string, keep int) (deleted []string, err error) {
 	deleted = []string{}
 	list, err := filepath.Glob(filepath.Join(dir, namePrefix+"*")) // sorted by time
@@ -260,6 +267,10 @@ func (b *creation) run(ctx context.Context) error {
 
 // copyDatabases copies both databases as they were at one moment, and the keys that relay.db names.
 // See the package comment for the order.
+//
+// The file of a key exists before its row does, so the files that are copied after the snapshot include
+// those of its rows, unless a rotation drops keys in between. A relay that is restored from such a backup
+// makes a new key.
 func (b *creation) copyDatabases(ctx context.Context) error {
 	var events *snapshot // nil: there is no event log
 	path := filepath.Join(b.stateDir, eventlog.FileName)
@@ -326,7 +337,8 @@ func (b *creation) copyFiles(ctx context.Context, dir string, accept func(name s
 	return atomicfile.SyncDir(to)
 }
 
-// describeFiles lists the files in the manifest, and makes them and their names durable.
+// describeFiles lists the files in the manifest, and makes them and their names durable. It reads them
+// again, because makeRelayFile has changed the copy of relay.db.
 func (b *creation) describeFiles(ctx context.Context) error {
 	err := filepath.WalkDir(b.dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {

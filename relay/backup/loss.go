@@ -62,6 +62,7 @@ func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Lo
 	if err := errors.Join(err, unlock()); err != nil {
 		return nil, err
 	}
+	// A lost event log leaves relay.db and relay.json as they are; only the record of the log goes.
 	s, err := auth.Open(auth.Options{StateDir: stateDir, StartOver: store != eventlog.FileName})
 	if err != nil {
 		return nil, err
@@ -74,6 +75,14 @@ func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Lo
 
 // moveAside moves what is left of the store away. The signing keys go with relay.db: the tokens that
 // they signed may be revoked ones.
+//
+//	relay.json   sound, or relay.db has its values   ErrSound
+//	             of another relay, or lost           it goes aside
+//	relay.db     sound                               ErrSound
+//	             anything else                       it goes aside with keys/
+//	events.db    sound                               ErrSound
+//	             older, and readable                 it stays
+//	             anything else                       it goes aside
 func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) error {
 	info, err := os.Lstat(filepath.Join(l.StateDir, l.Store))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -99,6 +108,7 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 		names = databaseFiles(eventlog.FileName)
 	}
 	aside := auth.AsideName(now)
+	// With a relay.db that is missing the keys go aside.
 	if hasContent || l.Store == auth.DatabaseFile {
 		l.Aside = filepath.Join(l.StateDir, aside)
 	}

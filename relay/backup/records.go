@@ -11,6 +11,10 @@ import (
 	"agentctl/relay/eventlog"
 )
 
+// Which stores a relay had is recorded twice, in relay.json and in relay.db, and the epoch a third
+// time in the copy of relay.json in keys/ (package auth). A state directory is sound if its stores
+// are those; a backup of anything else would be one of a wrong state.
+
 // readEventLog returns the id and the last sequence number of an event log. It changes nothing on disk.
 func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, err error) {
 	r, err := eventlog.OpenReader(path)
@@ -19,6 +23,7 @@ func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, er
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	if log.ID, err = r.ID(ctx); err == nil {
+		// Not that of the newest event that is there: retention may have removed it.
 		log.LastSeq, err = r.LastGiven(ctx)
 	}
 	return log, err

@@ -81,7 +81,8 @@ func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	return m, nil
 }
 
-// Restore puts a backup into a state directory that no process has open. It checks the backup first.
+// Restore puts a backup into a state directory that no process has open. It checks the backup first,
+// before it locks or writes anything.
 // What was there is moved into a directory aside, never deleted, and what was revoked there since the
 // backup stays revoked. All files are exchanged, or none: a process that is killed leaves the old
 // state, or one that the next start completes (auth.Exclusive.Swap).
@@ -135,7 +136,7 @@ func Restore(ctx context.Context, o RestoreOptions) (_ *Restored, err error) {
 }
 
 // lockState opens a state directory that no relay uses. A relay of an earlier agentctl locks its event
-// log only.
+// log only. unlock releases both locks.
 func lockState(dir string) (x *auth.Exclusive, unlock func() error, err error) {
 	if x, err = auth.LockStateDir(dir); err != nil {
 		return nil, nil, err
@@ -164,6 +165,9 @@ type restoration struct {
 }
 
 // prepare builds the new state in the staging directory.
+// The copy gets another database id, and an epoch above that of the state it replaces: each of the
+// two is then recognized as foreign or older beside the files of the other. At the end all of it is
+// durable, which auth.Exclusive.Swap requires.
 func (r *restoration) prepare(ctx context.Context) error {
 	logs, _ := filepath.Glob(filepath.Join(r.opts.StateDir, "*.jsonl"))
 	r.keepAudit = len(logs) > 0
@@ -192,7 +196,7 @@ func (r *restoration) prepare(ctx context.Context) error {
 }
 
 // copyFiles copies the backup into the staging directory, and checks that it copies what Verify has
-// read.
+// read: the backup may be in a directory where somebody else can change it.
 func (r *restoration) copyFiles(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(r.staging, auth.KeysDir), 0o700); err != nil {
 		return err
@@ -247,6 +251,12 @@ func (r *restoration) inBackup(name string) bool {
 // carryOver takes what was revoked since the backup from the state that is there. If that is not
 // known, the caller must have accepted it (RestoreOptions). It returns the least epoch that the new
 // state must have, so that the state that is replaced counts as older from then on.
+//
+//	state of another relay              OtherRelayError, or unknown if that is accepted
+//	relay.db can be read                its revocations are carried over; unknown as well if it is
+//	                                    older than relay.json, and the backup is too
+//	relay.db is missing or unreadable   known if relay.json has the epoch of the backup: nothing was
+//	                                    revoked since; else unknown
 func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error) {
 	dir := r.opts.StateDir
 	file, fileErr := auth.ReadRecord(dir)
@@ -357,6 +367,7 @@ func (r *restoration) replacedNames() (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	// SQLite would play a write-ahead log of the old state into the new database beside it.
 	always := slices.Concat(databaseFiles(auth.DatabaseFile), databaseFiles(eventlog.FileName), []string{auth.RelayFile, auth.KeysDir})
 	for _, e := range entries {
 		name := e.Name()
