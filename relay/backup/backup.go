@@ -28,9 +28,8 @@
 // # Interruptions
 //
 // A Create that is killed leaves a directory whose name ends in .partial, which the next one deletes. A
-// Restore that is killed before the exchange of files is recorded has exchanged none, and the next
-// process that opens the state directory deletes its staging directory; after that, this process
-// completes the exchange.
+// Restore that is killed leaves a staging directory. The next process that opens the state directory
+// deletes it, or completes the exchange of files if that was recorded already.
 //
 // # Files
 //

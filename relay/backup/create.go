@@ -51,9 +51,8 @@ var errOpenDir = errors.New("others can read it, and a backup holds the relay's 
 
 // Create makes a backup in a new directory below Options.Dir: it checks the target and the state, copies
 // into a partial directory, gives that its name, and deletes older backups only then. The relay may run
-// and write meanwhile. A
-// state directory that is damaged is refused: a backup of it would replace sound ones (Keep). After a
-// failure nothing is left that Restore accepts as a backup.
+// and write meanwhile. A state directory that is damaged is refused: a backup of it would replace sound
+// ones (Keep). After a failure nothing is left that Restore accepts as a backup.
 func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	if o.Now == nil {
 		o.Now = time.Now
