@@ -20,7 +20,8 @@ type Consent struct {
 // maxConsents bounds the rows: one for each name of a plugin.
 const maxConsents = 1024
 
-// SetConsent records a decision in place of the earlier one on the same plugin, and returns it.
+// SetConsent records a decision in place of the earlier one on the same plugin, and returns it. Consent
+// has the decision from its commit on, also if the caller has given up on the disk by then.
 func (s *Store) SetConsent(ctx context.Context, c Consent) (Consent, error) {
 	c.AtMS = s.now().UnixMilli()
 	err := s.db.write(ctx, func(tx *sql.Tx) error {
@@ -34,13 +35,14 @@ func (s *Store) SetConsent(ctx context.Context, c Consent) (Consent, error) {
 		_, err := tx.Exec("INSERT INTO consents (plugin, digest, tenants, actor, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (plugin) DO UPDATE SET digest = excluded.digest, tenants = excluded.tenants, actor = excluded.actor, at = excluded.at",
 			c.Plugin, c.Digest, strings.Join(c.Tenants, " "), c.Actor, c.AtMS)
 		return err
-	}, nil)
+	}, func() {
+		s.consentsMu.Lock()
+		defer s.consentsMu.Unlock()
+		s.consents[c.Plugin] = c
+	})
 	if err != nil {
 		return Consent{}, fmt.Errorf("record the consent: %w", err)
 	}
-	s.consentsMu.Lock()
-	defer s.consentsMu.Unlock()
-	s.consents[c.Plugin] = c
 	return c, nil
 }
 

@@ -122,3 +122,27 @@ func TestHungRead(t *testing.T) {
 		}
 	})
 }
+
+// A consent whose transaction hangs is in force once it is stored, although its caller has given up.
+func TestHungConsent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := openStore(t, Options{WriteTimeout: hungTimeout})
+		hang := make(chan struct{})
+		s.db.writeSlot <- struct{}{} // until both are queued, for one transaction
+		go func() { _ = s.db.write(t.Context(), func(*sql.Tx) error { <-hang; return nil }, nil) }()
+		synctest.Wait()
+		given := make(chan error)
+		go func() {
+			_, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d1", Tenants: []string{"a"}})
+			given <- err
+		}()
+		synctest.Wait()
+		<-s.db.writeSlot
+		wantHung(t, "SetConsent", <-given)
+		close(hang)
+		synctest.Wait()
+		if c, ok := s.Consent("notes"); !ok || c.Digest != "d1" {
+			t.Errorf("after the commit: %+v %t", c, ok)
+		}
+	})
+}
