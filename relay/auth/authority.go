@@ -85,6 +85,15 @@ type serverCert struct {
 
 // Authority opens the relay's own authority, and makes it if there is none. Two processes that
 // do so at once agree on one.
+//
+//	authority.pem           server.pem
+//	missing                 missing             both are made
+//	missing                 there               error: there was an authority
+//	damaged                 any                 error
+//	sound                   signed by it        served; made anew once it does not fit any more
+//	sound                   missing, damaged    made anew
+//	sound, of this relay    signed by another   made anew
+//	sound, of another one   signed by another   error: somebody put a wrong file there
 func (s *Store) Authority(o AuthorityOptions) (*Authority, error) {
 	if o.BuildTime.Before(firstBuild) {
 		o.BuildTime = firstBuild

@@ -112,7 +112,12 @@ const (
 	readCacheKiB  = 128
 )
 
-// openSQL opens one connection to relay.db.
+// openSQL opens one connection to relay.db. Of the options that openDatabase gives it:
+//
+//	_txlock=immediate   a transaction takes the write lock when it begins, not at its first write, where
+//	                    SQLite fails at once if another process has written in between
+//	_query_only=1       the reader cannot write, whatever a query says
+//	_defensive=1        no SQL can damage the file, for instance by writing to the schema
 func (d *stateDir) openSQL(cacheKiB int, options string) (*sql.DB, error) {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(filepath.Join(d.path, dbFile), fmt.Sprintf("_busy_timeout=%d&_pragma=cache_size(-%d)&%s", busyTimeout.Milliseconds(), cacheKiB, options)))
 	if err == nil {
@@ -151,7 +156,8 @@ func (db *database) setUp(fn func(tx *sql.Tx, isNew bool) error) error {
 	}
 }
 
-// migrate is one try of setUp. A database of a newer agentctl is refused and not changed.
+// migrate is one try of setUp. A database of a newer agentctl is refused and not changed. All steps of
+// the schema and fn are one transaction, so that an upgrade that is interrupted leaves the old schema.
 func (db *database) migrate(fn func(*sql.Tx, bool) error) error {
 	tx, err := db.writeDB.Begin()
 	if err != nil {
@@ -284,7 +290,9 @@ func (db *database) takeBatch() []*writeOp {
 	return batch
 }
 
-// commitBatch runs a batch in one transaction and gives each operation its result.
+// commitBatch runs a batch in one transaction and gives each operation its result: that of the commit,
+// or its own error if it was rolled back alone. Callers return after onRevoke: if it succeeds,
+// relay.json has a revocation before its caller knows that it is made.
 func (db *database) commitBatch(batch []*writeOp) {
 	commit := db.watch.Begin("commit")
 	err := explain(db.dir.path, db.runBatch(batch))

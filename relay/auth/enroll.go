@@ -104,6 +104,15 @@ func (e *Enrolled) ValidUntil() time.Time { return e.Expires.Add(Leeway) }
 // Enroll registers a key under an invite code and issues its first token. The same code and
 // key again give the same identity and count no use. The error is an *Error of kind ErrJoin
 // for a refusal and ErrRequest for a malformed request.
+//
+// Strangers call it, so what is cheap to refuse comes first:
+//
+//	checkEnroll      form, nonce, proof of the key     memory and one signature
+//	knowsCode        is there such a code              one read
+//	tokenToMigrate   the board's earlier token         one signature
+//	enrollTx         the invite's state, a use of it, the node or agent, the key
+//	issueTx          the row of the first token
+//	sign             the token, after the commit
 func (s *Store) Enroll(ctx context.Context, req *enrollment.EnrollRequest) (*Enrolled, error) {
 	e, err := s.checkEnroll(req)
 	if err != nil {

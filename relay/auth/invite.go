@@ -55,6 +55,13 @@ type InviteRequest struct {
 
 // Invite is a code that boards or agents join with, without the code: the relay stores only
 // its hash and its first group.
+//
+// Its State is computed when it is read (setState). Of several that apply, the first counts:
+//
+//	revoked   RevokeInvite, or a revocation that stops the token of its creator
+//	used      as many keys have joined as it has uses
+//	expired   its time is over
+//	open      else
 type Invite struct {
 	Prefix      string         `json:"prefix"` // first group of the code, which names the invite
 	Class       string         `json:"class"`

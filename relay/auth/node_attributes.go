@@ -198,6 +198,11 @@ func (s *Store) setAttributesTx(tx *sql.Tx, tenant, nodeID string, a Attributes)
 
 // chooseName returns the name that a node gets from a change with a name. displaced is the
 // node that had to give the name up.
+//
+//	no other node has it          the node gets it
+//	another board proposed it     the node gets it, and the other one a suffix
+//	it was set on another node    ErrNameTaken, or a suffix for this one (SuffixName)
+//	the change has the name ""    what the board proposes or defaultName, with a suffix if it is taken
 func (s *Store) chooseName(tx *sql.Tx, n *node, a *Attributes) (name string, displaced *node, err error) {
 	if *a.Name == "" {
 		name, err = uniqueName(tx, n.tenant, cmp.Or(n.wantedName, defaultName(n.nodeID)), n.nodeID, "")

@@ -123,6 +123,7 @@ func (s *Store) matchNodes(ctx context.Context, tenant, ref string) (list []Node
 		err = s.forEachNode(ctx, add, inTenant+"n.name = ? LIMIT 2", append(args, ref)...)
 	}
 	if err == nil && len(list) == 0 {
+		// A prefix as a range, for the index. ~ comes after every character of an id.
 		err = s.forEachNode(ctx, add, inTenant+"n.node_id >= ? AND n.node_id < ? LIMIT 2", append(args, ref, ref+"~")...)
 	}
 	return list, err

@@ -35,6 +35,7 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	}
 	var n *node
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
+		// The link may have been open when an operator removed the node.
 		var removed bool
 		if err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM removed WHERE node_id = ?)", nodeID).Scan(&removed); err != nil {
 			return err

@@ -12,6 +12,10 @@ import (
 	"go.uber.org/zap"
 )
 
+// relay.json and its copy are compared with relay.db and the event log, and written if they are
+// behind: when a directory is opened (Store.load), after each transaction that has changed
+// revocations or keys (saveRecordAfter), every recordInterval (Store.Run) and by Close.
+
 // recordInterval is how often Run writes to relay.json how far the event log is. A change of
 // the epoch by a revocation or a key is written at once, and takes the rest along.
 //

@@ -55,6 +55,9 @@ func (r *refreshState) isRepeat(gen int, requestID string) bool {
 // For boards admit is called after the proof was verified and before anything changes, with
 // the node's id. It returns false while the node is linked with another session than the one
 // that the request names.
+//
+// The transaction reads the key's row again and decides: two requests for one key come one after the
+// other there, and the second one sees the generation that the first one made.
 func (s *Store) RenewToken(ctx context.Context, req *enrollment.TokenRequest, admit func(ctx context.Context, nodeID string) bool) (*Enrolled, error) {
 	if err := checkRenew(req); err != nil {
 		return nil, err

@@ -180,6 +180,8 @@ func (d *stateDir) replace(name string, data []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
+	// The owner is set before the rename: under its name the file belongs to the right user from
+	// the first moment.
 	if err = errors.Join(err, f.Close(), d.chownToOwner(tmp)); err == nil {
 		err = d.root.Rename(tmp, name)
 	}

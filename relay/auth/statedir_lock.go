@@ -207,6 +207,7 @@ func (x *Exclusive) swap(aside string, old []string) error {
 	if err != nil {
 		return err
 	}
+	// From the rename of this file on the restore counts as done.
 	if err := d.replace(swapFile, b); err != nil {
 		return err
 	}

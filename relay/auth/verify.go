@@ -55,6 +55,8 @@ func (s *Store) checkToken(token string) (*Identity, error) {
 	}
 	signed, encoded := token[:strings.LastIndexByte(token, '.')], token[strings.LastIndexByte(token, '.')+1:]
 	headPart, claimsPart, _ := strings.Cut(signed, ".")
+	// Until the signature is verified, only alg, typ, kid and iss are used of the token: to find
+	// the key.
 	var head header
 	var c claims
 	if !decodePart(headPart, &head) || !head.ok() {
