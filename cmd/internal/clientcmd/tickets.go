@@ -118,7 +118,8 @@ func newTicketsCreate() *cobra.Command {
 			case expires != 0 && approval == "":
 				return cli.Errorf(cli.ExitUsage, "--expires goes with --approval")
 			case approval != "":
-				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64(expires.Seconds())} // 0: the relay decides
+				// A part of a second counts as one: rounded down, 500ms would be 0, for which the relay takes an hour.
+				req.Approval = &client.ApprovalRequest{Action: approval, ExpiresInS: int64((expires + time.Second - 1) / time.Second)}
 			}
 			if err := checkWord("--priority", "priority", req.Priority, client.TicketPriorities); req.Priority != "" && err != nil {
 				return err

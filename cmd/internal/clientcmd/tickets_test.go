@@ -147,6 +147,7 @@ func testTicketsRefused(t *testing.T, r *ticketRelay) {
 		{"no token", "", "ls", cli.ExitUnauthorized, "agentctl token create"},
 		{"too short a part of an id", "ann", "show abc", cli.ExitUsage, "at least 4 characters"},
 		{"an expiry without an approval", "ann", "create x --expires 5m", cli.ExitUsage, "--approval"},
+		{"an expiry that the relay does not take", "ann", "create x --approval y --expires 500ms", cli.ExitFailure, "expires_in_s"},
 		{"a status that does not exist", "ann", "ls --status nonsense", cli.ExitUsage, "use open, in_progress"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
