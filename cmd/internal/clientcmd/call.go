@@ -17,6 +17,9 @@ import (
 )
 
 // NewCall returns the command call, which calls a tool and prints its result or its stream.
+//
+// A full tool name goes to the relay as it is, so that the tools of any plugin can be called. NODE:WORD is
+// resolved here, for the kinds of capabilities that this version knows.
 func NewCall() *cobra.Command {
 	var call callFlags
 	c := &cobra.Command{
@@ -73,6 +76,10 @@ type callFlags struct {
 //
 // Arguments are parsed twice. Most mistakes in them are found before a request to the relay; but what
 // a value means depends on the tool's schema, which the relay may have to be asked for.
+//
+// A call is not repeated after a failure, because the tool may have run: the error has the outcome as far
+// as the relay knows it (cli.CallError, explained by cli.Explain). A stream is (streamFlags.run). Ctrl-C
+// cancels the request; whether the board has run the call by then is not known.
 func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	if err := errors.Join(f.limit.Check(), f.stream.check()); err != nil {
 		return err
@@ -95,6 +102,8 @@ func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	if err != nil {
 		return err
 	}
+	// The name decides and not the answer: only a board's verb subscribe streams over this endpoint
+	// (RFC-0009 §5).
 	if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
 		return f.printStream(ctx, cmd, rc, tool, arguments)
 	}
@@ -105,7 +114,8 @@ func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	return f.out.Print(cmd, answer, func() error { return printResult(cmd, answer) })
 }
 
-// printStream prints the frames of a stream until it ends or --count have come.
+// printStream prints the frames of a stream until it ends or --count have come. Frames from the board's
+// history (--backfill) count as well.
 func (f *callFlags) printStream(ctx context.Context, cmd *cobra.Command, rc *client.Client, tool string, arguments json.RawMessage) error {
 	printed := 0
 	return f.stream.run(ctx, cmd, &f.relay, rc, tool, arguments, func(frame []byte) error {
@@ -122,6 +132,8 @@ func (f *callFlags) printStream(ctx context.Context, cmd *cobra.Command, rc *cli
 // argumentTypes returns the types of a tool's arguments by name, nil if they are not known. Those of a
 // board's tools are in the binary; for others it asks the relay. An error is ignored because the call
 // works without types: the relay then checks the arguments.
+//
+// Without words no request is worth while: the types then only serve the error of a call that fails.
 func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []string) map[string]manifest.ArgumentType {
 	if _, ofBoard := manifest.ParseToolName(tool); ofBoard || len(words) == 0 {
 		return manifest.ArgumentTypes(tool)
@@ -130,7 +142,8 @@ func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []
 	return types
 }
 
-// toolArguments builds the arguments object from --args or key=value words.
+// toolArguments builds the arguments object from --args or key=value words. types does not apply to
+// --args: whoever writes JSON has chosen the types.
 func toolArguments(raw string, words []string, types map[string]manifest.ArgumentType) (json.RawMessage, error) {
 	if raw == "" {
 		arguments, err := client.ParseArguments(words, types)
@@ -149,8 +162,9 @@ func toolArguments(raw string, words []string, types map[string]manifest.Argumen
 	return json.RawMessage(raw), nil
 }
 
-// printFrame prints one JSON value of a stream: a line, or with -o yaml a document, so that a reader
-// can use each value when it comes.
+// printFrame prints one JSON value of a stream: a line, or with -o yaml a document, so that a reader can
+// use each value when it comes. -o json prints lines as well: an indented list would end only with the
+// stream. Frames have been checked against their schema (client.Metrics).
 func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
 	if out.Format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")

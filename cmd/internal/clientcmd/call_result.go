@@ -14,6 +14,11 @@ import (
 	"agentctl/term"
 )
 
+// Two forms of a result. Over POST /mcp/tools/call a tool with structured results answers with that JSON
+// and nothing around it; any other answers {"content": [block, ...]}, with "isError" if it failed, as MCP
+// defines it (2025-11-25, server/tools). Only the second is turned into text: the first is data, and a
+// script reads it.
+
 // printResult prints the result of a tool for people: content blocks as text, anything else as a line
 // of JSON. The text is escaped for the terminal: a board or a plugin wrote it.
 func printResult(cmd *cobra.Command, answer json.RawMessage) error {
@@ -25,7 +30,8 @@ func printResult(cmd *cobra.Command, answer json.RawMessage) error {
 	return err
 }
 
-// contentBlock is a content block of MCP: text, image, audio, resource_link or resource.
+// contentBlock is a content block of MCP: text, image, audio, resource_link or resource. Which fields
+// count depends on Type; those of other types are ignored.
 type contentBlock struct {
 	Type     string `json:"type"`
 	Text     string `json:"text"`
@@ -42,8 +48,9 @@ type contentBlock struct {
 	} `json:"resource"`
 }
 
-// contentText renders a result that has the members "content" and perhaps "isError" and no others. ok
-// is false for structured content, whose form the tool defines: it is printed as JSON.
+// contentText renders a result that has the members "content" and perhaps "isError" and no others. ok is
+// false for structured content, whose form the tool defines: it is printed as JSON. It is false too for a
+// block without a type, so that a tool's own member "content" is not taken for blocks.
 func contentText(result json.RawMessage) (text string, ok bool) {
 	var members map[string]json.RawMessage
 	var blocks []contentBlock
@@ -63,8 +70,10 @@ func contentText(result json.RawMessage) (text string, ok bool) {
 }
 
 // String returns the text of a block, and for binary data its type and size: bytes of an image do not
-// belong on a terminal. -o json prints them.
+// belong on a terminal. -o json prints them. The caller escapes the text: all of it is a plugin's or a
+// board's.
 func (b *contentBlock) String() string {
+	// Base64 says how many bytes it holds without being decoded; padding is optional here.
 	binary := func(kind, mime, data string) string {
 		return fmt.Sprintf("[%s, %s, %s]", kind, cmp.Or(mime, "of unknown type"), term.Bytes(uint64(base64.RawStdEncoding.DecodedLen(len(strings.TrimRight(data, "="))))))
 	}
@@ -89,6 +98,9 @@ func (b *contentBlock) String() string {
 
 // callFailed returns call with err in it. If the tool itself answered with an error, the answer becomes
 // the error's text, and with -o it is printed on stdout too, for the program that reads it there.
+//
+// The type is compared and not searched: a ToolError that another error wraps would lose what that one
+// says.
 func callFailed(cmd *cobra.Command, out *cli.Output, err error, call *cli.CallError) error {
 	call.Err = err
 	answer, ok := err.(*client.ToolError)

@@ -10,7 +10,12 @@ import (
 	"agentctl/term"
 )
 
-// NewContext returns the commands context, which list, choose and remove what login makes.
+// A context is a file of mode 0600 in this user's configuration directory (package login), which has a
+// relay, a private key and the newest token. These commands read and change those files and call no relay.
+// Errors of a file have their next step from cli.ExplainContext; such an error is exit code 1.
+
+// NewContext returns the commands context, which list, choose and remove what login makes. Neither tokens
+// nor keys are printed, in no format.
 func NewContext() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "context",
@@ -104,6 +109,7 @@ revokes it; the way back is a new invite.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s := cli.ContextStore()
 			agent := "" // for the hint; it is lost with the file
+			// A damaged file has no agent id to show, and can be removed all the same.
 			if list, err := s.List(); err == nil {
 				for _, i := range list {
 					if i.Name == args[0] {
@@ -111,6 +117,7 @@ revokes it; the way back is a new invite.`,
 					}
 				}
 			}
+			// A dry run fails for a name that does not exist, like the command itself.
 			if err := s.Check(args[0]); err != nil {
 				return cli.ExplainContext(err)
 			}

@@ -38,7 +38,8 @@ func NewDescribe() *cobra.Command {
 	return c
 }
 
-// describeNode prints a board, a line for each attribute that is set.
+// describeNode prints a board, a line for each attribute that is set. A name that the board proposed is
+// marked, because it is data of the board (docs/glossary.md), which another board could propose too.
 func describeNode(cmd *cobra.Command, n *client.Node) error {
 	name := n.Name
 	if !n.NameSet {

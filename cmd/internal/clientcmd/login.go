@@ -14,11 +14,15 @@ import (
 	"agentctl/transport/enroll"
 )
 
-// loginTimeout bounds the exchange with the relay, repeats included.
+// loginTimeout bounds the exchange with the relay, repeats included, and the wait for the lock of the
+// context's file, which another process holds while it refreshes the token.
 const loginTimeout = time.Minute
 
-// NewLogin returns the command login, which makes a context, the current one from then on. It may be repeated
-// after any failure: package login stores the key before it sends the code.
+// NewLogin returns the command login, which makes a context, the current one from then on. It may be
+// repeated after any failure: package login stores the key before it sends the code, and the same key and
+// code give the same identity without another use of the code. A power cut between both is such a failure.
+//
+// stdout has the context, without secrets; the sentence with the undo goes to stderr.
 func NewLogin() *cobra.Command {
 	var o login.Options
 	var codeFile, caFile string
@@ -63,6 +67,8 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 			if err != nil {
 				return explainLogin(err, o.Context)
 			}
+			// The undo is to switch back, not to remove: the identity stays usable. Removal is the way
+			// back only where no other context was current.
 			undo := "agentctl context rm " + i.Name
 			if before != "" && before != i.Name {
 				undo = "agentctl context use " + before
@@ -80,7 +86,8 @@ CODE may be - for standard input, which keeps it out of the list of processes.`,
 	return c
 }
 
-// absolutePath makes a path of a flag absolute, because a context is used in other directories too.
+// absolutePath makes a path of a flag absolute, because a context is used in other directories too. It has
+// the checks of the key ca_file of a board's configuration, whose errors name what is wrong.
 func absolutePath(path string) (string, error) {
 	if path == "" {
 		return "", nil
@@ -92,7 +99,8 @@ func absolutePath(path string) (string, error) {
 	return v.(string), nil
 }
 
-// explainLogin adds the next step to an error of a login; name is that of the context.
+// explainLogin adds the next step to an error of a login; name is that of the context. Others, such as
+// ctx's, are left to cli.Explain.
 func explainLogin(err error, name string) error {
 	var other *login.OtherRelayError
 	var file *login.FileError
@@ -102,6 +110,7 @@ func explainLogin(err error, name string) error {
 		return cli.Errorf(cli.ExitFailure, "%w; log in under another name with --context NAME, or remove it with: agentctl context rm %s", err, other.Name)
 	case errors.As(err, &file):
 		return cli.ExplainContextFile(file, "do the same again: the code is not lost")
+	// The code is used up, so that a repeat is not the next step.
 	case errors.Is(err, login.ErrForBoard):
 		return cli.Errorf(cli.ExitUnauthorized, "%w; get another with: agentctl invite --agent NAME", err)
 	case errors.Is(err, login.ErrCleartextPin):

@@ -14,7 +14,9 @@ import (
 	"agentctl/term"
 )
 
-// NewLs returns the command ls, which lists boards.
+// NewLs returns the command ls, which lists boards: those of the token's tenant that the relay remembers,
+// with what each announced last. The relay filters by tag; the client reads all pages before it prints, so
+// that the list can be sorted by name (the relay's order is that of ids).
 func NewLs() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -50,7 +52,8 @@ func NewLs() *cobra.Command {
 }
 
 // printNodes prints a table of boards. It has the column TAGS only if a board has one, which keeps it
-// narrow for a fleet without tags.
+// narrow for a fleet without tags. As text, an empty list is a sentence on stderr and nothing on stdout,
+// with exit code 0: no boards is an answer.
 func printNodes(cmd *cobra.Command, nodes []client.Node, tags []string) error {
 	switch {
 	case len(nodes) == 0 && len(tags) > 0:

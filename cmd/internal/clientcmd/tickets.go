@@ -14,7 +14,15 @@ import (
 	"agentctl/duration"
 )
 
-// ticketCmd has the flags that the subcommands share. Each subcommand has one.
+// The queue belongs to the relay's plugin tickets (docs/tickets.md), and these commands are its client for
+// people: they add flags, partial ids, --dry-run and an undo. Nothing is decided here that the plugin does
+// not decide again: who may approve, which status can follow which, how long a text may be.
+//
+// Changes are not atomic with the read before them. The plugin checks the state when the change arrives,
+// and refuses one that no longer fits, which is exit code 1.
+
+// ticketCmd has the flags that the subcommands share. Each subcommand has one, because each has a separate
+// flag set.
 type ticketCmd struct {
 	relay  cli.RelayFlags
 	out    cli.Output
@@ -58,6 +66,7 @@ func newTicketsLs() *cobra.Command {
 			if limit < 1 {
 				return cli.Errorf(cli.ExitUsage, "--limit must be at least 1")
 			}
+			// No --status is any status.
 			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
 				return err
 			}
@@ -133,6 +142,7 @@ func newTicketsCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			// The tool takes ids only: a name may be given to another board later.
 			if node != "" {
 				n, err := rc.Node(cmd.Context(), node)
 				if err != nil {
@@ -141,6 +151,8 @@ func newTicketsCreate() *cobra.Command {
 				req.NodeID = n.NodeID
 			}
 			return t.change(cmd, rc, "create", req, func(k *client.Ticket) (did, undo string) {
+				// A ticket cannot be deleted. An approval request is withdrawn by its author with reject;
+				// it cannot be closed before it is decided.
 				undo = "close it with: " + nextCommand(cmd, "move", k.ID, "closed")
 				if k.Approval != nil {
 					undo = "withdraw it with: " + nextCommand(cmd, "reject", k.ID)
@@ -162,6 +174,8 @@ func newTicketsCreate() *cobra.Command {
 
 // checkWord refuses a word that is not one of words. The relay would too, but as a failed call and not
 // as a mistake in the command (exit code 2).
+//
+// The words are those that this version knows. The command call can pass those of a newer relay.
 func checkWord(where, noun, word string, words []string) error {
 	if slices.Contains(words, word) {
 		return nil
@@ -175,7 +189,9 @@ func orList(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// find gets a ticket by its id or a part of it, and the client for what is to be done with it.
+// find gets a ticket by its id or a part of it, and the client for what is to be done with it. For a part
+// it reads the ids of the whole queue: fewer than 4 characters are refused, and a part of two ids is
+// ambiguous (client.RefError).
 func (t *ticketCmd) find(ctx context.Context, ref string) (*client.Client, *client.Ticket, error) {
 	rc, err := t.relay.Client()
 	if err != nil {

@@ -95,8 +95,11 @@ func newTicketsDecide(verb, status, about string) *cobra.Command {
 	return t.addFlags(c, true)
 }
 
-// move changes a ticket's status. It reads the ticket first: --dry-run can then show whether the change
-// is allowed, and the text of undo needs the status before.
+// move changes a ticket's status. It reads the ticket first: --dry-run can then show whether the change is
+// allowed, and the text of undo needs the status before.
+//
+// A dry run refuses what the relay would refuse for the status alone. What depends on the caller, such as
+// an approval by the one who asked, it does not know.
 func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 	rc, old, err := t.find(cmd.Context(), ref)
 	if err != nil {
@@ -109,6 +112,8 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 		return cli.Errorf(cli.ExitFailure, "%s is %s and cannot become %s; it can become: %s", old.ID, old.Status, term.SafeLine(to), allowedStatuses(old))
 	}
 	return t.change(cmd, rc, "transition", map[string]any{"id": old.ID, "to": to}, func(k *client.Ticket) (did, undo string) {
+		// Allowed is what can follow now: nothing after a decision; else the status before, or a way back
+		// that begins with open.
 		undo = "a decision is final; ask again with: " + nextCommand(cmd, "create", "TITLE", "--approval", "ACTION")
 		switch {
 		case slices.Contains(k.Allowed, old.Status):
@@ -121,7 +126,8 @@ func (t *ticketCmd) move(cmd *cobra.Command, ref, to string) error {
 }
 
 // nextCommand is a command of this group for the same relay, to print as the next step. Its words come
-// from the relay too, and are quoted for the shell that they are pasted into.
+// from the relay too, and are quoted for the shell that they are pasted into; control characters are
+// replaced when it is printed.
 func nextCommand(cmd *cobra.Command, words ...string) string {
 	line := "agentctl tickets"
 	for _, w := range words {
@@ -133,6 +139,9 @@ func nextCommand(cmd *cobra.Command, words ...string) string {
 // change calls the tool tickets.<verb> and prints what it did and how to undo it, as describe says.
 // That goes to stderr, and the ticket with -o to stdout. Without -o stdout has only the id of a new
 // ticket: id=$(agentctl tickets create TITLE).
+//
+// With --dry-run it prints the call, and describe may be nil. Without that, describe gets the ticket as
+// the relay answers it.
 func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args any, describe func(*client.Ticket) (did, undo string)) error {
 	if t.dryRun {
 		line, err := json.Marshal(args)

@@ -13,7 +13,7 @@ import (
 	"agentctl/term"
 )
 
-// printTickets prints a table of tickets.
+// printTickets prints a table of tickets. An empty list is no error, and its sentence goes to stderr.
 func printTickets(cmd *cobra.Command, list []client.Ticket) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no tickets; open one with: agentctl tickets create TITLE")
@@ -28,6 +28,9 @@ func printTickets(cmd *cobra.Command, list []client.Ticket) error {
 
 // printTicket prints all of a ticket. Its texts come from boards, agents and people: what could control
 // the terminal is escaped.
+//
+// Times are ages, by this machine's clock; the end of an approval is a time, since somebody has to decide
+// before it.
 func printTicket(w io.Writer, k *client.Ticket) error {
 	row := func(name, value string) { fmt.Fprintf(w, "%-10s %s\n", name, term.SafeLine(value)) }
 	row("Ticket", k.ID)
@@ -42,6 +45,7 @@ func printTicket(w io.Writer, k *client.Ticket) error {
 	row("Changed", term.Ago(k.UpdatedAt))
 	if a := k.Approval; a != nil {
 		row("Approval", a.Action)
+		// Decided by somebody; expired, which is a decision by nobody; or still open.
 		switch {
 		case a.DecidedBy != "":
 			row("Decided", k.Status+" by "+a.DecidedBy+", "+term.Ago(a.DecidedAt))
@@ -51,6 +55,7 @@ func printTicket(w io.Writer, k *client.Ticket) error {
 			row("Expires", time.UnixMilli(a.ExpiresAt).Format(time.DateTime))
 		}
 	}
+	// Texts of several lines are indented, so that none can look like a row of ours.
 	if k.Body != "" {
 		fmt.Fprintf(w, "\n%s\n", term.Indent(k.Body))
 	}

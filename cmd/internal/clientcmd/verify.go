@@ -14,7 +14,17 @@ import (
 	"agentctl/relay/stages"
 )
 
-// verified is what verify prints with -o.
+// verify recomputes what the stage sign of a relay signed (package relay/stages): an HMAC, so that whoever
+// can verify an answer could also have made it, and the key file is a secret. It needs no relay, and works
+// years later with a copy of the key.
+//
+// The steps: read the key; parse the saved answer, in one of the forms of stages.ParseAnswer; add from the
+// flags what was requested, since a signature covers the request and an answer does not name it; compare.
+// Each failure is exit code 1, and a wrong combination of flags 2, so that a script trusts an answer on 0
+// only.
+
+// verified is what verify prints with -o, only for a good signature. Kid names the key, and Tool or URI
+// what was verified with it.
 type verified struct {
 	Valid bool   `json:"valid"`
 	Alg   string `json:"alg"`
@@ -59,7 +69,8 @@ type verifyFlags struct {
 	keyFile, tool, uri, nonce string
 }
 
-// run checks the answer in the file.
+// run checks the answer in the file. The flags are checked again in complete, because which of them fit
+// depends on whether the answer is a tool's or a resource's.
 func (v *verifyFlags) run(cmd *cobra.Command, file string) error {
 	switch {
 	case v.keyFile == "":
@@ -90,6 +101,9 @@ func (v *verifyFlags) run(cmd *cobra.Command, file string) error {
 
 // complete adds to a message from file what the signature covers but the answer does not have: the
 // request. Data is empty for the answer of a tool.
+//
+// --uri replaces the URI in the answer: then a good signature shows that the answer is that of this read,
+// and not of another one.
 func (v *verifyFlags) complete(m *stages.Message, file string) error {
 	switch {
 	case m.Data == "" && v.uri != "":
@@ -105,7 +119,8 @@ func (v *verifyFlags) complete(m *stages.Message, file string) error {
 	return nil
 }
 
-// readAnswer reads a saved answer from a file or, for -, from stdin.
+// readAnswer reads a saved answer from a file or, for -, from stdin, of stages.MaxAnswer bytes at most. An
+// answer without a signature is an error with the way to get one.
 func readAnswer(cmd *cobra.Command, path string) (*stages.SignedAnswer, error) {
 	in, err := openInput(cmd, path)
 	if err != nil {
@@ -129,7 +144,11 @@ func readAnswer(cmd *cobra.Command, path string) (*stages.SignedAnswer, error) {
 	return answer, nil
 }
 
-// notVerified explains a signature that is not good. The key id comes from the answer.
+// notVerified explains a signature that is not good. The key id comes from the answer, and is quoted.
+//
+// What did not match cannot be known: a changed answer, another request and another key all give another
+// signature. A forgotten nonce is a mistake of the command line, so that the hint names it where none was
+// given.
 func notVerified(a *stages.SignedAnswer, keyFile, nonce string, err error) error {
 	if a.Signature.Alg != stages.Algorithm {
 		return fmt.Errorf("the signature is of the kind %.32q; this agentctl checks %s", a.Signature.Alg, stages.Algorithm)
