@@ -18,7 +18,7 @@ import (
 
 const (
 	emitTimeout  = time.Second
-	maxEmitStdin = 256 << 10 // bytes read of stdin; the gateway takes less
+	maxEmitStdin = 256 << 10 // bytes of stdin; the gateway takes less
 )
 
 // newEmit returns the command emit. It is for scripts: without --strict neither a missing gateway nor a
@@ -73,9 +73,12 @@ type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
 // emit publishes one event and returns its id. data "-" is read from stdin.
 func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number, error) {
 	if data == "-" {
-		b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxEmitStdin))
+		b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxEmitStdin+1))
 		if err != nil {
 			return "", cli.Errorf(cli.ExitFailure, "read the event from stdin: %w", err)
+		}
+		if len(b) > maxEmitStdin {
+			return "", cli.Errorf(cli.ExitUsage, "stdin has more than %d KiB, which no gateway takes as one event", maxEmitStdin>>10)
 		}
 		data = string(b)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
 	"agentctl/cmd/internal/cli/clitest"
 )
 
@@ -99,5 +100,14 @@ func TestEventsEmitNeverFails(t *testing.T) {
 				})
 			}
 		})
+	}
+}
+
+// An event that is too large is named as such: the part that was read is no JSON, whatever it is part of.
+func TestEventsEmitTooLarge(t *testing.T) {
+	clitest.HideEnvironment(t)
+	large := `"` + strings.Repeat("x", maxEmitStdin) + `"`
+	if code, _, errs := eventsCommand(t, large, "emit", "a", "-", "--strict"); code != cli.ExitUsage || !strings.Contains(errs, "more than 256 KiB") {
+		t.Errorf("exit %d, %q", code, errs)
 	}
 }
