@@ -19,7 +19,7 @@ import (
 
 // The helpers. The daemon's user may read neither the journal nor the processes of others. It connects to
 // a socket of systemd, which starts one helper for each connection (Accept=yes, systemd.socket(5)) under a
-// user of its own, in a sandbox with that one right. A daemon that was taken over gets no more than the
+// separate user, in a sandbox with that one right. A daemon that was taken over gets no more than the
 // helpers answer.
 //
 //	daemon ── request ──► agentctl-journal.socket ──► agentctl-journal@N.service: this command
