@@ -16,6 +16,13 @@ import (
 	"agentctl/term"
 )
 
+// emit is called by scripts and hooks, where an event is worth less than the script: so it has a bound of
+// time, no retry, and exit code 0 whatever happens, unless --strict asks for more. It does not repeat a
+// request whose answer is missing: the gateway may have taken the event, and subscribers would get it
+// twice.
+
+// emitTimeout is for the request, connection and TLS included. stdin is read before it: a pipe is as slow
+// as the program that fills it.
 const (
 	emitTimeout  = time.Second
 	maxEmitStdin = 256 << 10 // bytes of stdin; the gateway takes less
@@ -23,6 +30,10 @@ const (
 
 // newEmit returns the command emit. It is for scripts: without --strict neither a missing gateway nor a
 // wrong token fails the script, and emitTimeout bounds how long it waits.
+//
+// What is wrong with the command line itself, such as an unknown flag, fails without --strict too. On
+// success it prints the id on a terminal or with -o, and nothing into a pipe: cron mails what a command
+// prints.
 func newEmit() *cobra.Command {
 	var to emitTarget
 	var strict bool
@@ -67,10 +78,14 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 	return c
 }
 
-// emitTarget says which gateway an event goes to.
+// emitTarget says which gateway an event goes to. address may lack the path of the ingest endpoint, which
+// newGateway adds. The fields are the flags, with the environment as their defaults; the token's variables
+// are read in token.
 type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
 
-// emit publishes one event and returns its id. data "-" is read from stdin.
+// emit publishes one event and returns its id, which is that of the gateway's order. data "-" is read from
+// stdin. The data is checked to be JSON, so that a word without quotes is a usage error (2) and not a
+// refusal of the gateway; the topic is left to the gateway.
 func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number, error) {
 	if data == "-" {
 		b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxEmitStdin+1))
@@ -109,7 +124,9 @@ func (to *emitTarget) emit(cmd *cobra.Command, topic, data string) (json.Number,
 	return id, err
 }
 
-// token is the ingest token of --token-file or, without that, of the environment.
+// token is the ingest token of --token-file or, without that, of the environment: the gateway's ingest
+// token, or the token of subscribers, which a gateway accepts for ingest if it has no other. No token is
+// no error, since a gateway on loopback may be open. AGENTCTL_TOKEN_FILE is not read, unlike in tail.
 func (to *emitTarget) token() (token string, err error) {
 	if to.tokenFile != "" {
 		return cli.ReadToken(to.tokenFile)

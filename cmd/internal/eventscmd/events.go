@@ -1,5 +1,22 @@
-// Package eventscmd has the commands 'agentctl events': tail and emit, which use an event gateway from
-// any machine, and serve and replay, which run where a gateway's or a relay's files are.
+// Package eventscmd has the commands 'agentctl events': tail and emit, which use an event gateway from any
+// machine, and serve and replay, which run where a gateway's or a relay's files are.
+//
+// # Two kinds of events
+//
+//	topic events     what programs publish to a gateway and subscribers receive (docs/events.md): tail.go,
+//	                 emit.go, serve.go. A gateway is a part of a relay, or alone (serve).
+//	the event log    what a relay has recorded of boards, agents and tickets (events.db): replay.go prints
+//	                 it, replay_verify.go rebuilds the state from it
+//
+// A relay's gateway also publishes what the relay records about tickets, boards and agents (topics ticket,
+// presence, and more in relay/topics.go): tail shows that live, and replay shows it from the disk without
+// a gateway.
+//
+// # Builds
+//
+// events.go has the commands of a build without a relay, and of other systems than Linux; events_full.go,
+// serve.go, replay.go and replay_verify.go are of the full build on Linux. The tests in docs_test.go check
+// the scripts and the table of docs/events.md.
 package eventscmd
 
 import (
@@ -16,6 +33,9 @@ import (
 
 // NewClient returns the commands of a build without a relay. absent makes those that such a build
 // only names, to say where they are.
+//
+// A hidden command in place of a missing one answers better than "unknown command": the manual has serve
+// and replay.
 func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
 	c.AddCommand(newTail(), newEmit(), absent("serve"), absent("replay"))
@@ -24,6 +44,9 @@ func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
 
 // newGateway makes the client of a gateway for the endpoint at path. flag is where a person gave the
 // address, for the text of an error.
+//
+// The error is client.ErrURL, or client.ErrCleartext: a token is not sent over http:// beyond loopback.
+// Both are exit code 2.
 func newGateway(flag string, o client.Options, path string) (*client.Gateway, error) {
 	g, err := client.NewGateway(o, path)
 	if err != nil {
@@ -34,6 +57,8 @@ func newGateway(flag string, o client.Options, path string) (*client.Gateway, er
 
 // envToken returns the token in an environment variable or in the file that NAME_FILE names, "" if
 // neither is set. A file is the better place: other processes of the user see the environment.
+//
+// If both are set, the variable counts. serve refuses that (gateway.FromEnv).
 func envToken(name string) (string, error) {
 	if v := os.Getenv(name); v != "" {
 		return v, nil

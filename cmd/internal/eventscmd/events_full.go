@@ -4,7 +4,7 @@ package eventscmd
 
 import "github.com/spf13/cobra"
 
-// New returns the commands of a build with a relay.
+// New returns the commands of a build with a relay. NewClient has those of the others.
 func New() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",

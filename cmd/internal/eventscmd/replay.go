@@ -20,6 +20,10 @@ import (
 	"agentctl/term"
 )
 
+// The log is read while the relay may write it: SQLite in WAL mode lets both go on, and what is appended
+// after the start is not printed. Retention may remove events during the read; eventlog.ErrRemoved then
+// ends it with exit code 1, rather than with a hole in the output.
+
 // newReplay returns the command replay. It opens the file read-only, beside a relay that writes it, and
 // needs no token: whoever can read the state directory may read its events.
 func newReplay() *cobra.Command {
@@ -44,6 +48,7 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
   agentctl events replay --type 'ticket.*' --tenant greenhouse -o ndjson
   agentctl events replay --verify`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			// --from includes the event, and Query.After excludes it.
 			if from > 0 {
 				q.After = from - 1
 			}
@@ -67,7 +72,10 @@ code is 1 if something differs or a hash does not fit, and the output names it.`
 }
 
 // printLog prints the events of a state directory's log that q selects. Where the log is damaged, it
-// prints the events before the damage.
+// prints the events before the damage, and ends with exit code 1.
+//
+// Output is buffered, except on a terminal, where each value passes term.JSONWriter whole. It is flushed
+// after an error too.
 func printLog(cmd *cobra.Command, format, dir string, q eventlog.Query) error {
 	r, err := eventlog.OpenReader(filepath.Join(dir, eventlog.FileName))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -99,10 +107,11 @@ type eventPrinter struct {
 	n      int // events printed
 }
 
-// flushEvery is how many rows of the table are laid out together.
+// flushEvery is how many rows of the table are laid out together: a table in parts is easier to read than
+// columns of fixed width, and 1,000 rows are little memory.
 const flushEvery = 1000
 
-// maxPayload is how much of a payload a row shows, bytes.
+// maxPayload is how much of a payload a row shows, bytes. An event may have 64 KiB (kernel.MaxPayload).
 const maxPayload = 100
 
 // event prints one event.
@@ -111,6 +120,7 @@ func (p *eventPrinter) event(e eventlog.Event) error {
 	switch p.format {
 	case "ndjson":
 		return encodeLine(p.w, e)
+	// A list of indented objects, whose brackets and commas are written here.
 	case "json":
 		b, err := json.MarshalIndent(e, "  ", "  ")
 		if err != nil {
@@ -122,6 +132,7 @@ func (p *eventPrinter) event(e eventlog.Event) error {
 		}
 		_, err = fmt.Fprintf(p.w, "%s%s", separator, b)
 		return err
+	// A list of one element: such lists, one after the other, are one list in YAML.
 	case "yaml":
 		return term.WriteYAML(p.w, []eventlog.Event{e})
 	}
@@ -144,7 +155,8 @@ func shortPayload(payload []byte) string {
 	return strings.ToValidUTF8(string(payload[:maxPayload-3]), "") + "..."
 }
 
-// end completes the output after the last event.
+// end completes the output after the last event. That no event was selected is said on stderr for people,
+// and is an empty output or list for programs; the exit code is 0.
 func (p *eventPrinter) end(stderr io.Writer) (err error) {
 	switch {
 	case p.format == "json" && p.n == 0:

@@ -16,6 +16,13 @@ import (
 	"agentctl/term"
 )
 
+// Three checks in one (relay.VerifyReplay has the method): two rebuilds from the log give the same state,
+// so that the rebuild is deterministic; the running relay has this state too, so that nothing is in its
+// memory that a restart would lose; and the hashes of the events that it rebuilds from fit. It writes
+// nothing, and tries again by itself when events are removed while it reads.
+//
+// Comparing needs the relay's user or root: the state of a running relay is read over its local socket.
+
 // verifyReplay is events replay --verify. What it finds goes to stdout first, so that -o json has it;
 // the error that follows decides the exit code and names the next command.
 func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
@@ -34,6 +41,7 @@ func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
 		return err
 	}
 	switch {
+	// A changed log comes first: differences may be its consequence.
 	case len(res.Faults) > 0:
 		return cli.Errorf(cli.ExitFailure, "%w\nsee what is damaged with: agentctl relay check%s", &res.Faults[0], cli.StateDirHint(cmd))
 	case res.Total == 0:
@@ -44,7 +52,8 @@ func verifyReplay(cmd *cobra.Command, out *cli.Output, dir string) error {
 		res.Total, term.SafeLine(first.Aggregate), cli.StateDirHint(cmd), cli.StateDirHint(cmd))
 }
 
-// printReplayed prints the outcome for people, with each difference on a line.
+// printReplayed prints the outcome for people, with each difference on a line. Differences are listed up
+// to the bound of relay.VerifyReplay, and counted beyond; the counts of DIFFER are of those listed.
 func printReplayed(w io.Writer, res *relay.Replayed, dir string) error {
 	count := map[string]int{}
 	for _, d := range res.Differences {
@@ -71,6 +80,7 @@ func printReplayed(w io.Writer, res *relay.Replayed, dir string) error {
 	for _, d := range res.Differences {
 		what := "differs"
 		switch {
+		// Digests are empty for what one side does not have.
 		case d.Log == "":
 			what = "is not in the log"
 		case d.Other == "":

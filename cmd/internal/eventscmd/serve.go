@@ -18,7 +18,20 @@ import (
 	"agentctl/relay/gateway"
 )
 
-// serveFlags are the flags of serve.
+// The life of the process:
+//
+//	SIGHUP is caught         before anything else
+//	settings                 the variables MCP_SSE_*, then flags; a mistake is exit code 2
+//	relay.ServeGateway       opens the event log (--state-dir), then the listener
+//	ready                    one line of JSON on stdout, READY=1 to systemd, and reloads begin
+//	SIGINT or SIGTERM        the gateway ends its streams, the log writes what was accepted; exit code 0
+//	stop, waitReloads        a reload that is under way ends before the command does
+//
+// The goroutines are those of the gateway, of the log, and one for reloads (serving.Reloads), which ends
+// with ctx. The log goes to stderr; stdout has the line of readiness only, which programs wait for.
+
+// serveFlags are the flags of serve. listen and origins replace what the environment says if they were
+// given; the settings without a flag are in the environment only (serving.GatewayEnv).
 type serveFlags struct {
 	listen, dir, cert, key, originFile, logLevel string
 	origins, proxies                             []string
@@ -94,9 +107,11 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 	if certificate != nil {
 		o.TLS = certificate.ServerTLS()
 	}
+	// Each subscriber is an open file.
 	if err := relay.RaiseMaxFiles(); err != nil {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
+	// When the signal comes, not when the command ends: systemd shows a long drain as deactivating.
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
 	waitReloads := func() {} // until the gateway is ready: there are no reloads before
 	err = relay.ServeGateway(ctx, o, s.dir, func(base string, g *gateway.Gateway) {
@@ -117,7 +132,12 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 	}
 }
 
-// reload reads again what may change while the gateway serves. certificate may be nil.
+// reload reads again what may change while the gateway serves: the certificate, the tokens and the
+// origins. certificate may be nil. Each of the two parts that fails leaves what was there before in force,
+// and the other is done all the same; the result is in the log and in systemctl status (serving.Reloads).
+//
+// Tokens and origins change together or not at all. A gateway with a token stays one with a token, because
+// where it listens was decided by that (gateway.SetAccess).
 func (s *serveFlags) reload(cmd *cobra.Command, g *gateway.Gateway, certificate *relay.Certificate) (list []relay.Reloaded) {
 	if certificate != nil {
 		list = append(list, relay.Reloaded{Source: s.cert, Err: certificate.Reload()})
@@ -150,7 +170,8 @@ func (s *serveFlags) allowOrigins(cmd *cobra.Command, list []string) (_ []string
 	return list, nil
 }
 
-// checkOrigins checks --allow-origin as MCP_SSE_ALLOW_ORIGINS is checked.
+// checkOrigins checks --allow-origin as MCP_SSE_ALLOW_ORIGINS is checked, by the same parser with the
+// flag's value in the variable's place.
 func checkOrigins(origins []string) ([]string, error) {
 	e, err := gateway.FromEnv(func(name string) string {
 		if name == "MCP_SSE_ALLOW_ORIGINS" {
@@ -164,7 +185,7 @@ func checkOrigins(origins []string) ([]string, error) {
 	return e.AllowOrigins, nil
 }
 
-// serverCertificate reads the certificate of two files; nil without files.
+// serverCertificate reads the certificate of two files; nil without files, which is cleartext.
 func serverCertificate(certFile, keyFile string) (*relay.Certificate, error) {
 	if certFile == "" && keyFile == "" {
 		return nil, nil

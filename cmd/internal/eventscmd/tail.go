@@ -16,6 +16,12 @@ import (
 	"agentctl/term"
 )
 
+// The stream is opened again by client.Gateway.Tail, in the goroutine of the command, with the id of the
+// last event: the gateway then sends what came in between, from its ring or its log. The first attempt
+// must reach the gateway, because a wrong address shows there; a refused token ends tail at any time. A
+// slow reader of stdout holds up the stream; the gateway then drops events and says how many, and tail
+// asks for them again.
+
 // newTail returns the command tail. What is received goes to stdout, and what happens to the connection to
 // stderr: a gap in the events is reported there and is no error.
 func newTail() *cobra.Command {
@@ -66,6 +72,8 @@ func (t *tailFlags) run(cmd *cobra.Command) error {
 		return err
 	}
 	if t.o.After != "" {
+		// 63 bits, as ids of the gateway have. It would answer anything else with a reset and all events
+		// of its ring.
 		if _, err := strconv.ParseUint(t.o.After, 10, 63); err != nil {
 			return cli.Errorf(cli.ExitUsage, "--since takes an event's id, or 0 for all that the gateway has")
 		}
@@ -90,8 +98,11 @@ func (t *tailFlags) run(cmd *cobra.Command) error {
 		return nil
 	}
 	err = g.Tail(ctx, t.o)
+	// Ctrl-C and --for end the same context; only its error distinguishes them, and Tail returns nil for
+	// both once it was connected.
 	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	switch {
+	// Never so without --count, which is 0 then.
 	case timedOut && printed < t.limit.Count:
 		return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, t.limit.Count)
 	case timedOut && errors.Is(err, context.DeadlineExceeded):
@@ -102,11 +113,17 @@ func (t *tailFlags) run(cmd *cobra.Command) error {
 	return err
 }
 
-// tailGateway makes the client of the gateway that the flags, the environment and the context
-// name.
+// tailGateway makes the client of the gateway that the flags, the environment and the context name.
 //
-// An explicit flag comes before every variable. Of the rest --url comes before --relay, and the
-// gateway's token before the relay's. The context serves the gateway of its relay only.
+// An explicit flag comes before every variable. Of the rest --url comes before --relay, and the gateway's
+// token before the relay's. The context serves the gateway of its relay only.
+//
+//	address   --url or --relay; AGENTCTL_EVENTS_URL; the host of the relay or context with MCP_SSE_PORT
+//	token     --token-file; MCP_SSE_AUTH_TOKEN; AGENTCTL_TOKEN_FILE; the context
+//	TLS       of the context, if the gateway has the host of its relay; else --ca-file, --ca-sha256
+//
+// A token that is refreshed (Options.NewToken) is only that of the context. It must not go to another
+// host, since a relay's token is valid for whoever has it.
 func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*client.Gateway, error) {
 	byRelay := cmd.Flags().Changed("relay")
 	if byRelay && cmd.Flags().Changed("url") {
@@ -120,6 +137,7 @@ func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*clien
 	if saved != nil {
 		relay = saved.Relay()
 	}
+	// flag is what the address came from, for the text of an error.
 	flag, host := "--url", ""
 	if u, err := url.Parse(relay); err == nil && u.Host != "" {
 		host = u.Hostname()
@@ -130,6 +148,8 @@ func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*clien
 	} else if address == "" || byRelay {
 		flag, address = "--relay", rf.URL
 	}
+	// An explicit --token-file rules out MCP_SSE_AUTH_TOKEN, which may be that of a gateway on this
+	// machine.
 	o := client.Options{URL: address}
 	if !cmd.Flags().Changed("token-file") {
 		o.Token, err = envToken("MCP_SSE_AUTH_TOKEN")
@@ -140,6 +160,7 @@ func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*clien
 	if err != nil {
 		return nil, err
 	}
+	// By host name and not by port: the gateway of a relay has another port.
 	if u, err := url.Parse(address); saved != nil && err == nil && u.Hostname() == host {
 		if o.TLS = saved.TLS(); o.Token == "" {
 			o.NewToken = saved.Token
@@ -154,6 +175,9 @@ func tailGateway(cmd *cobra.Command, rf *cli.RelayFlags, address string) (*clien
 
 // printEvent prints an event as text, or as one line of JSON. On a terminal both are escaped: whoever may
 // publish to the gateway wrote the data.
+//
+// The time in the text is that of arrival: an event has none, and after --since they all come at once.
+// JSON has the event without it, so that two tails print the same.
 func printEvent(cmd *cobra.Command, e client.Event, isText bool) error {
 	w := cmd.OutOrStdout()
 	if isText {
