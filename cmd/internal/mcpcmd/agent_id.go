@@ -44,6 +44,8 @@ func checkAgentID(token tokenFunc) tokenFunc {
 
 // tokenSubject reads claim sub of a token, without a check of its signature, which is the relay's;
 // "" for what is not a token of a relay, which the relay refuses.
+//
+// A token is a JWT (RFC 7519): three parts in base64url, of which the second is the claims.
 func tokenSubject(token string) string {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

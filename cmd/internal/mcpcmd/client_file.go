@@ -15,6 +15,11 @@ import (
 	"agentctl/term"
 )
 
+// The file belongs to another program, and to a person who has put work into it. So a change is shown as a
+// diff before it is written, the content before stays in a backup beside the file, and the file is
+// replaced as a whole: a power cut leaves the old or the new one (clientconfig.File.Write). Comments,
+// order and other entries stay byte for byte.
+
 // fileEdit has the flags of commands that change an MCP client's file.
 type fileEdit struct {
 	file        string // "" for where the client has it
@@ -28,7 +33,8 @@ func (e *fileEdit) addFlags(c *cobra.Command) {
 	f.BoolVar(&e.dryRun, "dry-run", false, "show the change, and write nothing")
 }
 
-// findClient returns the client with this name, which must be one of those whose files agentctl edits.
+// findClient returns the client with this name, which must be one of those whose files agentctl edits. For
+// another one the error names config, which prints the entry.
 func findClient(name string) (*clientconfig.Client, error) {
 	cl, err := clientconfig.Find(name)
 	if err != nil {
@@ -45,6 +51,9 @@ func findClient(name string) (*clientconfig.Client, error) {
 // written.
 //
 // If another program has changed the file meanwhile, nothing is written (clientconfig.ErrChanged).
+//
+// Without a terminal and without --yes it refuses (cli.Confirm), which is exit code 1, like an answer of
+// no. --dry-run and a file without a change ask nothing.
 func (e *fileEdit) apply(cmd *cobra.Command, cl *clientconfig.Client, noChange string, change func([]byte) ([]byte, error)) (done bool, err error) {
 	path := e.file
 	if path == "" {
@@ -65,6 +74,8 @@ func (e *fileEdit) apply(cmd *cobra.Command, cl *clientconfig.Client, noChange s
 		_, err := fmt.Fprintf(w, noChange, f.Path)
 		return false, err
 	}
+	// The file may have any bytes: what could control the terminal is replaced in the diff, not in the
+	// file.
 	if _, err := fmt.Fprint(w, term.SafeText(f.Diff(after))); err != nil {
 		return false, err
 	}

@@ -15,6 +15,9 @@ import (
 
 // newConnect returns the command connect. What is wrong with the relay or the token is found before the
 // client's file is read, because the client would show it to nobody.
+//
+// It may be repeated: an entry that is there already is no error and no change, and one with other flags
+// replaces the fields that agentctl owns. The diff and the result go to stdout, hints to stderr.
 func newConnect() *cobra.Command {
 	var entry entryFlags
 	var edit fileEdit
@@ -60,7 +63,9 @@ then needs a long-lived token in its environment.`,
 	return withClient(c, true)
 }
 
-// newDisconnect returns the command disconnect.
+// newDisconnect returns the command disconnect. It needs neither a relay nor a context: a client must be
+// able to leave a relay that is gone. The printed undo makes an entry with the usual flags; the file
+// before it is in the backup.
 func newDisconnect() *cobra.Command {
 	var edit fileEdit
 	c := &cobra.Command{
@@ -85,6 +90,8 @@ func newDisconnect() *cobra.Command {
 }
 
 // newConfig returns the command config. It knows also the clients whose files agentctl does not edit.
+//
+// It reads and writes no file, so it also helps where a client's file is damaged or on another machine.
 func newConfig() *cobra.Command {
 	var entry entryFlags
 	c := &cobra.Command{

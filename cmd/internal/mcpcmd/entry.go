@@ -25,6 +25,17 @@ import (
 // tokenEnv is the variable of an MCP client's environment that holds a token.
 const tokenEnv = "MCP_TOKEN"
 
+// An entry is what a client's file has of a server: a program with its arguments, or a URL
+// (clientconfig.Server). There are four kinds:
+//
+//	a context       agentctl mcp [--context NAME]        the bridge refreshes the token with the context's key
+//	a relay         agentctl mcp --relay URL ...         the bridge reads the token file with each request
+//	--http          the URL of /mcp                      the client takes a long-lived token from MCP_TOKEN
+//	--local         agentctl mcp --local                 no relay and no token
+//
+// A context that is the current one is not named: the entry then follows 'agentctl context use'. No kind
+// writes a secret into the client's file.
+
 // entryFlags are the flags that say what an MCP client is connected to, and so what its entry has.
 type entryFlags struct {
 	relay       cli.RelayFlags
@@ -44,6 +55,9 @@ func (e *entryFlags) addFlags(c *cobra.Command) {
 // server returns what the client is connected to, and a hint for the user or "".
 //
 // The entry holds no secret: the bridge has the context, or the file with the token.
+//
+// The cases are in this order: --local, which rules out the rest; what contradicts itself, or names no
+// relay at all; the toolset, for which the relay is asked; then the kind of the entry.
 func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
 	if e.local {
 		if !cli.IsLinux {
@@ -60,6 +74,7 @@ func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint str
 	if err != nil {
 		return s, "", err
 	}
+	// The default relay is on this machine, and is not meant by somebody who names none.
 	isNamed := e.relay.IsSet("relay") || os.Getenv("AGENTCTL_RELAY") != ""
 	switch {
 	case e.http && saved != nil:
@@ -95,6 +110,7 @@ func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint str
 	} else if hint, err = e.relayArgs(&s); err != nil {
 		return s, "", err
 	}
+	// The bridge has the same default.
 	if cmd.Flags().Changed("toolset") {
 		s.Args = append(s.Args, "--toolset", e.toolset)
 	}
@@ -109,12 +125,16 @@ func joinHints(a, b string) string {
 	return a + "\n" + b
 }
 
-// toolsetTimeout bounds the question of checkToolset to the relay.
+// toolsetTimeout bounds the question of checkToolset to the relay. The entry is written without the
+// answer, so that a person should not wait long for it.
 const toolsetTimeout = 5 * time.Second
 
 // checkToolset refuses a --toolset with a word that the relay does not know, before it is in a
 // client's file, where only the model would see the refusal. Only the relay knows its plugins. One that
 // cannot be asked now is no error: a client may be set up before its relay runs.
+//
+// Only a refusal with 400 is about the toolset. Any other error, such as a token that is refused, becomes
+// the hint.
 func (e *entryFlags) checkToolset(ctx context.Context) (hint string, err error) {
 	isPlugin := func(word string) bool { return !slices.Contains(client.Toolsets, word) }
 	if !slices.ContainsFunc(strings.Split(e.toolset, ","), isPlugin) {
@@ -158,6 +178,7 @@ func (e *entryFlags) relayArgs(s *clientconfig.Server) (hint string, err error) 
 	if e.relay.CASHA256 != "" {
 		s.Args = append(s.Args, "--ca-sha256", e.relay.CASHA256)
 	}
+	// Only to check the files and the pin: the bridge makes its own.
 	if _, err := cli.ClientTLS(e.relay.CAFile, e.relay.CASHA256, e.relay.URL); err != nil {
 		return "", err
 	}
@@ -166,6 +187,10 @@ func (e *entryFlags) relayArgs(s *clientconfig.Server) (hint string, err error) 
 
 // httpServer is the entry of a client that calls the relay itself. It cannot have --ca-file or
 // --ca-sha256: MCP clients trust the authorities of their system and know no pins.
+//
+// The entry names the variable and not its value, for clients that expand variables in headers; others are
+// refused with clientconfig.ErrNoHTTP. The hint is the command that sets the variable, in the shell of
+// this system.
 func (e *entryFlags) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint string, err error) {
 	if e.relay.CAFile != "" || e.relay.CASHA256 != "" {
 		return s, "", cli.Errorf(cli.ExitUsage, "MCP clients trust the authorities of their system only; leave --http, so that agentctl checks the relay's certificate")
@@ -182,8 +207,10 @@ func (e *entryFlags) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint
 	return s, "the client takes the token from its environment; start it after: " + set, nil
 }
 
-// selfPath returns the absolute path of this program: the one that the shell found, because that
-// one stays the same when a package is updated.
+// selfPath returns the absolute path of this program: the one that the shell found, because that one stays
+// the same when a package is updated. On Linux os.Executable is the file behind symbolic links, in a
+// directory with a version number for instance. Where the shell's path is another file, that of the
+// executable is certain.
 func selfPath() (string, error) {
 	self, err := os.Executable()
 	if err != nil {

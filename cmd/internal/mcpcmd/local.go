@@ -15,8 +15,11 @@ import (
 	"agentctl/relay/mcp/stdio"
 )
 
-// serveLocal serves this board over MCP in this process, and sets the URL and the client of o. The
-// client dials in memory: no port is open that other programs of this machine could use.
+// serveLocal serves this board over MCP in this process, and sets the URL and the client of o. The client
+// dials in memory: no port is open that other programs of this machine could use.
+//
+// The daemon must run, and admit this user to its socket; closeServer ends the server after the bridge. A
+// token is not needed, because who may open the control socket may read the board.
 func serveLocal(ctx context.Context, socket string, log *zap.Logger, o *stdio.Options) (closeServer func(), err error) {
 	b, err := mcplocal.Open(ctx, mcplocal.Options{Socket: socket, AgentID: os.Getenv(agentIDEnv), Version: cli.Version, Log: log})
 	if errors.Is(err, mcplocal.ErrAgentID) {

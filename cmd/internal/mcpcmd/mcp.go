@@ -1,7 +1,24 @@
 //go:build !agentctl_omit_relay
 
-// Package mcpcmd has the commands 'agentctl mcp': the MCP server on stdin and stdout, which is a
-// bridge to a relay or serves this board, and those that add it to the configuration of MCP clients.
+// Package mcpcmd has the commands 'agentctl mcp': the MCP server on stdin and stdout, which is a bridge to
+// a relay or serves this board, and those that add it to the configuration of MCP clients.
+//
+//	MCP client ── stdin, stdout ──► agentctl mcp ── HTTPS ──────────────► relay, /mcp
+//	                                agentctl mcp --local ── in memory ──► kernel with this board (mcplocal)
+//
+// In both cases the bridge is package relay/mcp/stdio, and only the HTTP client and the URL differ. An MCP
+// client starts the program with each of its own starts, with few variables and in any directory; its user
+// sees stderr rarely. So connect checks what it can while a person is there, and what may pass, such as a
+// relay that is away, the bridge answers to requests as an error and goes on.
+//
+// # Files
+//
+//	mcp.go           the bridge, its token and its end
+//	agent_id.go      MCP_AGENT_ID against the token
+//	local.go         --local; local_other.go refuses it where no daemon can be
+//	connect.go       connect, disconnect and config
+//	entry.go         what an entry in a client's file has, from the same flags for connect and config
+//	client_file.go   the dialog around a change of a client's file (package clientconfig)
 package mcpcmd
 
 import (
@@ -18,6 +35,9 @@ import (
 )
 
 // New returns the command mcp with its subcommands.
+//
+// The toolset is by default the one for models, whose number of tools does not grow with the fleet. An
+// empty --toolset leaves the choice to the relay.
 func New() *cobra.Command {
 	b := bridgeFlags{relay: cli.RelayFlags{ForMCP: true}}
 	c := &cobra.Command{
@@ -57,7 +77,8 @@ dots.`,
 	return c
 }
 
-// bridgeFlags are the flags of mcp.
+// bridgeFlags are the flags of mcp. relay and toolset count without local only, and socket with it only:
+// the tools of one board need no toolset.
 type bridgeFlags struct {
 	relay                            cli.RelayFlags
 	local                            bool
@@ -66,6 +87,10 @@ type bridgeFlags struct {
 
 // run serves MCP on stdin and stdout until stdin or the command's context ends. The log goes to stderr:
 // stdout has messages only.
+//
+// The end of stdin is how a client stops its server (MCP 2025-11-25, lifecycle, shutdown): requests in
+// flight are answered first, for a bounded time (stdio.Serve). SIGINT and SIGTERM end it without waiting
+// for them. Both are exit code 0.
 func (b *bridgeFlags) run(cmd *cobra.Command) error {
 	log, err := cli.NewLogger(b.logLevel)
 	if err != nil {
@@ -76,8 +101,11 @@ func (b *bridgeFlags) run(cmd *cobra.Command) error {
 		return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", b.names)
 	}
 	ctx := cmd.Context()
+	// The hint is for the model: it is in the answer to a request that the relay refused with 401.
 	o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
 	if b.local {
+		// Here a daemon that does not run ends the command (exit code 3): its tools are read once, at the
+		// start.
 		closeServer, err := serveLocal(ctx, b.socket, log, &o)
 		if err != nil {
 			return err
@@ -98,8 +126,9 @@ func (b *bridgeFlags) run(cmd *cobra.Command) error {
 
 // useRelay sets the URL, the client and the token of o to those of the relay that the flags name.
 //
-// Of what can be wrong with the token, only that it is another agent's ends the command. The client is
-// shown other errors as answers to its requests, because a relay that is away now may be back by then.
+// A token file that cannot be read, a context whose file is damaged, and the token of another agent end
+// the command. The client is shown other errors as answers to its requests, because a relay that is away
+// now may be back by then.
 func (b *bridgeFlags) useRelay(ctx context.Context, o *stdio.Options) error {
 	rc, err := b.relay.Client()
 	if err != nil {
@@ -115,6 +144,8 @@ func (b *bridgeFlags) useRelay(ctx context.Context, o *stdio.Options) error {
 		o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
 	}
 	o.Token = checkAgentID(o.Token)
+	// This may refresh the token of a context. The same error comes again with the first request, which is
+	// answered with it.
 	if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
 		return cli.Errorf(cli.ExitUnauthorized, "%w", err)
 	}
