@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -35,11 +36,16 @@ func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 // checkLines checks the lines of a file, and returns how many it has.
 func (c *checker) checkLines(ctx context.Context, path string) (n int, err error) {
 	info, err := os.Lstat(path)
-	if err != nil || !info.Mode().IsRegular() {
-		return 0, err // checkPermissions reports what is not a regular file
+	if err == nil && !info.Mode().IsRegular() {
+		return 0, nil // checkPermissions reports it
 	}
-	f, err := os.Open(path)
-	if err != nil {
+	var f *os.File
+	if err == nil {
+		f, err = os.Open(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // a relay that runs has rotated it since it was listed
+		return 0, nil
+	} else if err != nil {
 		return 0, err
 	}
 	defer func() { _ = f.Close() }()

@@ -171,6 +171,17 @@ func TestRepairedMode(t *testing.T) {
 	}
 }
 
+// A part of the audit log that a relay removes while the check runs is no damage.
+func TestRotatedAuditFile(t *testing.T) {
+	c, err := newChecker(newStateDir(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := c.checkLines(t.Context(), c.path("audit.jsonl.32")); n != 0 || err != nil {
+		t.Errorf("got %d lines and %v, want none and no error", n, err)
+	}
+}
+
 // blockSize is that of a disk, and of a page of a database.
 const blockSize = 4096
 
