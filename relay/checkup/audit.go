@@ -13,11 +13,17 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// maxAuditLine is the longest line that is parsed, bytes. The relay writes none as long: a longer one
-// counts as damaged.
+// The audit log has no checksums: each line is a JSON object of its own, appended with one write. So a
+// check can only tell whether lines are whole. The files are audit.jsonl and refusals.jsonl, and their older
+// parts with a number (audit.jsonl.1). A power cut can leave zeros or a part of a line at the end of the
+// file; a relay that starts afterwards ends the torn line and appends behind it, and the torn line stays.
+
+// maxAuditLine is the longest line that is parsed, bytes. The relay writes none as long, because package
+// audit cuts each member at 256 bytes and bounds the reasons of a refusal: a longer one counts as damaged.
 const maxAuditLine = 64 << 10
 
-// checkAudit checks that each line of the audit files is a JSON object.
+// checkAudit checks that each line of the audit files is a JSON object. No problem of this store has a
+// repair: a line that is damaged is lost, and all others remain readable.
 func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 	files := c.list(storePatterns["audit"])
 	if len(files) == 0 {
@@ -33,7 +39,9 @@ func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("%d lines in %d files are JSON", lines, len(files))
 }
 
-// checkLines checks the lines of a file, and returns how many it has.
+// checkLines checks the lines of a file, and returns how many it has, those that are damaged included. Its
+// memory is one line, whatever the size of the file. The error is one of reading, or of ctx, which it looks
+// at every 1,000 lines.
 func (c *checker) checkLines(ctx context.Context, path string) (n int, err error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -67,6 +75,7 @@ func (c *checker) checkLines(ctx context.Context, path string) (n int, err error
 			}
 			return n, ctx.Err()
 		case errors.Is(err, bufio.ErrBufferFull):
+			// Skip the rest of the line. An error other than a full buffer shows again with the next read.
 			for errors.Is(err, bufio.ErrBufferFull) {
 				_, err = r.ReadSlice('\n')
 			}

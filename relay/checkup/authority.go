@@ -13,6 +13,10 @@ import (
 // checkAuthority checks the relay's own certificate authority, and the server certificate that it has
 // signed. The relay can renew a server certificate; a new authority would lock out every board, since
 // boards know the relay by it.
+//
+// A relay has both files only with --tls own: authority.pem is made first, so server.pem alone shows that
+// the authority was lost. Dates are not checked: the relay renews its server certificate four months before
+// the end, and whoever knows the relay by a pin compares no dates.
 func (c *checker) checkAuthority(context.Context) (state, detail string) {
 	authority, err := readCertificate(c.path("authority.pem"))
 	switch {

@@ -15,6 +15,22 @@
 //	events.db    pages, write-ahead log, hashes   events.go
 //	audit        each line is JSON                audit.go
 //
+// A check adds each finding to the report and goes on with what it can still read, so that one run
+// shows everything that is wrong. Damage is never an error of Run.
+//
+// # While a relay runs
+//
+// No check takes a lock that the relay waits for: databases are opened with sqlitefile.ReadOnly, and
+// other files are read as they are. What a running relay does in between is no damage: the last line of
+// an audit file may be incomplete, relay.json may be behind relay.db, and the socket of the relay is in
+// the directory. A write-ahead log counts as damaged if two scans see the damage in the same place.
+//
+// # What is not found
+//
+// A value that was exchanged for another of the same form, where no index and no checksum has it too, such
+// as the description of a board; a write-ahead log that was cut off or removed, unless relay.json records
+// more than what is left; lines that are missing from an audit file.
+//
 // Salvage puts an event log that was rebuilt from a damaged one in its place.
 package checkup
 
@@ -43,7 +59,8 @@ const (
 	RepairUser       Repair = "user"        // run the check as the owner of the directory
 )
 
-// Problem is one thing that is not as the relay left it.
+// Problem is one thing that is not as the relay left it. Its JSON is part of the output of 'agentctl relay
+// check -o json', so names of members stay as they are.
 type Problem struct {
 	Store   string `json:"store"`           // Store.Name
 	Path    string `json:"path"`            // of the file, absolute
@@ -58,7 +75,8 @@ type Problem struct {
 	GID  int         `json:"-"`
 }
 
-// States of a store.
+// States of a store. A store that relay.json names, or that another file shows to have existed, is
+// Damaged and not Absent when it is missing.
 const (
 	Sound   = "sound"
 	Damaged = "damaged" // there is at least one problem that is not a warning
@@ -92,16 +110,19 @@ type counted struct {
 	warning bool
 }
 
-// checker is one run. It belongs to one goroutine.
+// checker is one run. It belongs to one goroutine, and the checks share what they have read through it:
+// c.record is set by checkRelayFile and used by all checks behind it.
 type checker struct {
-	dir      string
-	uid, gid int // the owner of the directory
+	dir      string // absolute, so that the repairs can be typed in any directory
+	uid, gid int    // the owner of the directory
 	report   *Report
 	count    map[counted]int // problems and warnings by store, those that are not listed included
 	record   record          // of relay.json, once checkRelayFile has read it
 }
 
-// Run examines a state directory. An error says that it could not be examined at all.
+// Run examines a state directory. An error says that it could not be examined at all: the path is wrong,
+// the directory belongs to another user, or ctx has ended. A run reads every page of both databases and
+// hashes all events, without a limit on its speed: a log of 256 MiB takes about ten seconds.
 func Run(ctx context.Context, dir string) (*Report, error) {
 	c, err := newChecker(dir)
 	if err != nil {
@@ -123,6 +144,8 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 		{"events.db", c.checkEventLog},
 		{"audit", c.checkAudit},
 	} {
+		// Every check runs, whatever the ones before it have found. What a check has
+		// read when ctx ends is no report.
 		state, detail := store.check(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -133,7 +156,8 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 	return c.report, nil
 }
 
-// newChecker fails if the directory cannot be read at all, which is no damage.
+// newChecker fails if the directory cannot be read at all, which is no damage. The owner of the directory
+// is the one that checkPermissions wants all files to have.
 func newChecker(dir string) (*checker, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -156,7 +180,9 @@ func newChecker(dir string) (*checker, error) {
 	return c, nil
 }
 
-// finish adds a store to the report after its check.
+// finish adds a store to the report after its check. A state of "" becomes Damaged if there is a problem
+// that is not a warning, otherwise Sound. Since add lists problems and warnings by separate bounds, one
+// problem at least is among those that are listed.
 func (c *checker) finish(name, state, detail string) {
 	more := max(0, c.count[counted{name, false}]-maxProblems) + max(0, c.count[counted{name, true}]-maxProblems)
 	if more > 0 {
@@ -179,7 +205,9 @@ func (c *checker) finish(name, state, detail string) {
 
 func (c *checker) path(name string) string { return filepath.Join(c.dir, name) }
 
-// add records a problem. Its path may be relative to the directory.
+// add records a problem. Its path may be relative to the directory. What is made one line, because errors
+// of databases and of joined causes have several, and each problem is one row of the output. Every
+// problem gets the owner of the directory, of which only RepairPermission makes use.
 func (c *checker) add(p Problem) {
 	p.UID, p.GID = c.uid, c.gid
 	if !filepath.IsAbs(p.Path) {
@@ -206,10 +234,13 @@ func (c *checker) fail(store, path string, err error, repair Repair) {
 	c.add(Problem{Store: store, Path: path, What: err.Error(), Repair: repair})
 }
 
-// storePatterns select the files of a store. Others are a file and what is kept beside it: NAME*.
+// storePatterns select the files of a store. Others are a file and what is kept beside it: NAME*, which
+// for a database includes its write-ahead log (-wal) and the index of that (-shm). Older parts of the audit
+// log, and the refusals with theirs, match "*.jsonl*".
 var storePatterns = map[string]string{"directory": "", "audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem"}
 
-// storeBytes returns the size of a store's files; 0 for the directory, which has none.
+// storeBytes returns the size of a store's files; 0 for the directory, which has none. It does not follow
+// links: the size of what a link leads to is not the relay's.
 func (c *checker) storeBytes(store string) (n int64) {
 	pattern, ok := storePatterns[store]
 	if !ok {
@@ -238,7 +269,8 @@ func (c *checker) list(pattern string) []string {
 	return names
 }
 
-// readSmall reads a regular file of at most limit bytes.
+// readSmall reads a regular file of at most limit bytes. The bound is checked before anything is read: a
+// damaged directory may have a file of any size, or a pipe that blocks, under the name of a key.
 func readSmall(path string, limit int64) ([]byte, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -252,7 +284,8 @@ func readSmall(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// isText reports whether b is printable text, as identities are.
+// isText reports whether b is printable text, as identities are. A byte that is not UTF-8 becomes U+FFFD
+// when the string is decoded, and so counts as damage.
 func isText(b []byte) bool {
 	for _, r := range string(b) {
 		if r < ' ' || r == 0x7f || r == '\uFFFD' {
@@ -262,6 +295,8 @@ func isText(b []byte) bool {
 	return true
 }
 
+// exists reports whether a path names anything. A link that leads nowhere exists, and a path whose
+// directory cannot be searched does not.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -16,7 +16,20 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// openReadOnly opens a database so that nothing on disk changes. The caller calls closeDB.
+// A database is checked from the file upwards:
+//
+//	file       it is regular and not empty, and it is there if relay.json says so
+//	-wal       sqlitefile.ScanWAL, before SQLite opens anything: SQLite would ignore the transactions
+//	           behind a damaged frame without an error
+//	pages      PRAGMA integrity_check: structure of every page, and each index against its table
+//	identity   id, epoch and last event, against relay.json and its copy
+//	rows       the form of the values, and the checksums that the relay stores with them (rowChecks)
+//
+// events.db has hashes in place of the last step (checkEventLog).
+
+// openReadOnly opens a database so that nothing on disk changes. The caller calls closeDB. It has one
+// connection, so the rows of a query must be closed before the next query begins: that one would wait for
+// ever. A read waits at most 5 s for a lock of SQLite.
 func openReadOnly(path string) (db *sql.DB, closeDB func(), err error) {
 	dsn, done, err := sqlitefile.ReadOnly(path, "_busy_timeout=5000")
 	if err != nil {
@@ -68,7 +81,8 @@ func (c *checker) checkSQLite(ctx context.Context, name string, isRecorded bool,
 }
 
 // checkIntegrity runs SQLite's integrity_check, which reads every page and compares indexes with
-// their tables.
+// their tables. The pragma returns a row for each problem, at most maxProblems of them, or one row "ok".
+// An error is returned, and not recorded, where SQLite cannot read the database at all.
 func (c *checker) checkIntegrity(ctx context.Context, name string, repair Repair) error {
 	db, closeDB, err := openReadOnly(c.path(name))
 	if err != nil {
@@ -92,8 +106,10 @@ func (c *checker) checkIntegrity(ctx context.Context, name string, repair Repair
 	return rows.Err()
 }
 
-// checkDatabase checks relay.db, and that it is the one that relay.json names.
+// checkDatabase checks relay.db, and that it is the one that relay.json names. Damage has one repair, a
+// backup: rows that are missing or changed could be revocations.
 func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
+	// checkSQLite would report relay.db as missing, which is true of each directory where nothing has run.
 	noRelayRan := !exists(c.path("relay.db")) && !c.record.found && c.hasProblems("relay.json") && !exists(c.path("keys"))
 	if noRelayRan { // checkRelayFile has reported it
 		return Absent, ""
@@ -118,7 +134,11 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 }
 
 // compareWithRecord compares relay.db with relay.json and with its copy in keys/. Files that are
-// behind relay.db are no problem: the relay writes them after it.
+// behind relay.db are no problem: the relay writes them after it. A database that is behind the files was
+// put back from a copy, so that tokens revoked since would work again. The error is an *auth.StateError
+// for that, or one of reading.
+//
+// auth.CheckRecord does not compare the audience, which changes with 'agentctl relay --audience'.
 func (c *checker) compareWithRecord(ctx context.Context) error {
 	is, err := auth.ReadDatabase(ctx, c.dir)
 	if err == nil {
@@ -143,6 +163,7 @@ var rowChecks = []struct {
 	{"revocations", "SELECT kind, value, at > 0 AND until >= 0 FROM revocations", func(v [][]byte) bool {
 		return isText(v[0]) && isText(v[1]) && len(v[1]) > 0 && string(v[2]) == "1"
 	}},
+	// sum is the SHA-256 of the manifest, which the relay compares when the board connects again.
 	{"nodes", "SELECT node_id, manifest, sum, name, tenant FROM nodes", func(v [][]byte) bool {
 		manifestJSON, sum := v[1], sha256.Sum256(v[1])
 		sumFits := len(v[2]) != len(sum) || string(v[2]) == string(sum[:]) // a row without a checksum passes
@@ -156,7 +177,8 @@ var rowChecks = []struct {
 	}},
 }
 
-// checkRows checks the values of relay.db, and returns the number of rows.
+// checkRows checks the values of relay.db, and returns the number of rows. After an error in one table the
+// others are not read.
 func (c *checker) checkRows(ctx context.Context, db *sql.DB) (n int, err error) {
 	for _, q := range rowChecks {
 		if lacksTable(ctx, db, q.table) { // an older agentctl wrote the database
@@ -170,13 +192,17 @@ func (c *checker) checkRows(ctx context.Context, db *sql.DB) (n int, err error) 
 	return n, nil
 }
 
+// lacksTable reports whether a database that can be read has no such table. If its schema cannot be read,
+// it returns false, and the query that follows returns the error.
 func lacksTable(ctx context.Context, db *sql.DB, name string) bool {
 	var n int
 	err := db.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?", name).Scan(&n)
 	return err == nil && n == 0
 }
 
-// checkTable calls ok with the columns of each row of a query, and returns the number of rows.
+// checkTable calls ok with the columns of each row of a query, and returns the number of rows. The columns
+// are read as bytes, whatever type SQLite has stored: a conversion would fail at the first value that is
+// damaged, and hide the rows behind it. The number in a problem counts the rows of the query.
 func (c *checker) checkTable(ctx context.Context, db *sql.DB, table, query string, ok func([][]byte) bool) (n int, err error) {
 	rows, err := db.QueryContext(ctx, query)
 	if err != nil {

@@ -11,6 +11,11 @@ import (
 
 // checkEventLog checks events.db with the hashes of its events, and that it is the one that
 // relay.json names.
+//
+// Each step finds what the others cannot: the pages of a changed event are sound; the hashes say nothing
+// of a view or a trigger that is missing (CheckSchema), and nothing of a log that as a whole is older than
+// the relay's, or another one's (EventLogRecord.Check). Only that last problem needs a backup. For the
+// others a salvage keeps all events that can be read.
 func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	recorded := auth.EventLogRecord(c.record.Stores.EventsDB)
 	if !c.checkSQLite(ctx, eventlog.FileName, recorded.ID != "", RepairSalvage) {
@@ -40,6 +45,7 @@ func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	if err := r.CheckSchema(ctx); err != nil {
 		fail(err, RepairSalvage)
 	}
+	// The result has the faults so far, also with an error. An end of ctx is no problem: Run returns it.
 	result, err := r.Verify(ctx, eventlog.VerifyOptions{})
 	if err != nil && !errors.Is(err, ctx.Err()) {
 		fail(err, RepairSalvage)

@@ -15,11 +15,15 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// maxKeyFile bounds a file with a key, bytes.
+// maxKeyFile bounds a file with a key, bytes. That of the relay's authority has a certificate too.
 const maxKeyFile = 16 << 10
 
 // checkKeys compares the files in keys/ with the table keys of relay.db, which says which of them are
-// signing keys of this relay.
+// signing keys of this relay. A key needs both: a row without a file verifies nothing, and a file without a
+// row is not used. A missing file is a warning for a key that was replaced, because operators may take it
+// away to void the tokens that it signed.
+//
+// rows is nil for a database without the table: then no file is compared, since none is recorded.
 func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 	files := c.list("keys/*.pem")
 	if len(files) == 0 && !exists(c.path("relay.db")) {
@@ -54,7 +58,9 @@ func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("%d files, as relay.db has them", len(recorded))
 }
 
-// checkRecordCopy compares the copy of relay.json in keys/ with relay.json. A relay of an older
+// checkRecordCopy compares the copy of relay.json in keys/ with relay.json. The copy is beside the keys
+// so that an older relay.db cannot come back unnoticed with its relay.json: either the copy has the later
+// epoch, or the keys are old as well. A relay of an older
 // agentctl makes no copy, and one that is killed may leave a copy that is behind. The copy does not
 // follow the event log.
 func (c *checker) checkRecordCopy() {
@@ -114,7 +120,8 @@ type keyRow struct {
 	signs  bool // new tokens; others only verify
 }
 
-// readKeyRows returns the rows of the table keys. It returns nil without an error for a database of an
+// readKeyRows returns the rows of the table keys. Without a relay.db the
+// error is fs.ErrNotExist. It returns nil without an error for a database of an
 // older agentctl, which has no such table.
 func (c *checker) readKeyRows(ctx context.Context) (list []keyRow, err error) {
 	if !exists(c.path("relay.db")) {

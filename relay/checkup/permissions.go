@@ -10,7 +10,10 @@ import (
 )
 
 // checkPermissions checks owner and mode of the directory, of the files in it and of the keys. Only
-// the owner may read or change them, and a relay that runs as the owner must be able to.
+// the owner may read or change them, and a relay that runs as the owner must be able to. The bits
+// of group and others are compared with 0600 and 0700, as package auth makes files and directories; those
+// of the owner are not. What is in other
+// directories is not checked, such as the programs of plugins, which others may have to read.
 func (c *checker) checkPermissions(context.Context) (state, detail string) {
 	entries, err := os.ReadDir(c.dir)
 	if err != nil {
@@ -34,6 +37,9 @@ func (c *checker) checkPermissions(context.Context) (state, detail string) {
 
 // checkMode checks a file or directory that may have the permission bits allowed. It returns the
 // number of files that it has checked: 0 if the file was removed in the meantime.
+//
+// It does not follow links. A link in this directory is a problem even if it leads to a good file: a relay
+// that runs as root could write wherever it leads.
 func (c *checker) checkMode(path string, allowed fs.FileMode) int {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -50,6 +56,7 @@ func (c *checker) checkMode(path string, allowed fs.FileMode) int {
 	if perm := info.Mode().Perm(); perm&^allowed&0o077 != 0 {
 		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("mode %04o: others can use it", perm), Repair: RepairPermission, Mode: cmp.Or(perm&allowed, allowed)})
 	}
+	// The relay runs as the owner of the directory, and may be unable to read what root has put there.
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != c.uid {
 		c.add(Problem{Store: "directory", Path: path, What: fmt.Sprintf("it belongs to user %d, and the directory to user %d", st.Uid, c.uid), Repair: RepairPermission})
 	}

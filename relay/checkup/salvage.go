@@ -21,7 +21,11 @@ type SalvageResult struct {
 // Salvage makes a new event log in the directory to, from what can be read of the log in a state
 // directory (eventlog.Salvage). With replace, a copy of the new log also takes the place of the old
 // one, whose files are moved into a directory beside it; all of that happens, or nothing
-// (auth.Exclusive.Swap). No relay may run on the state directory.
+// (auth.Exclusive.Swap). No relay may run on the state directory: the error is auth.ErrInUse with replace,
+// otherwise the one that the lock of the log gives. A log in to that is there already is fs.ErrExist.
+//
+// After a crash at any moment, to has no events.db or a whole one, and the old log is untouched or in the
+// directory beside it. Temporary files that are left in to are removed by the next attempt.
 func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Time) (_ *SalvageResult, err error) {
 	o := eventlog.SalvageOptions{From: filepath.Join(stateDir, eventlog.FileName), To: filepath.Join(to, eventlog.FileName)}
 	if _, err := os.Stat(o.From); err != nil {
@@ -31,6 +35,8 @@ func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Ti
 		o.ID, o.Last = record.EventLog.ID, record.EventLog.LastSeq
 	}
 	var x *auth.Exclusive
+	// The lock of the log, which Salvage takes, ends with Salvage. This one is held until the exchange: a
+	// relay that started in between would append to the log that is about to be replaced.
 	if replace {
 		if x, err = auth.LockStateDir(stateDir); err != nil {
 			return nil, err
@@ -44,6 +50,7 @@ func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Ti
 	if result.SalvageReport, err = eventlog.Salvage(ctx, o); err != nil || !replace {
 		return result, err
 	}
+	// Staging is on the file system of the state directory, so that Swap can rename; to may be elsewhere.
 	staging, err := x.Staging()
 	if err != nil {
 		return nil, err
@@ -52,6 +59,7 @@ func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Ti
 		return nil, err
 	}
 	aside := auth.AsideName(now)
+	// The write-ahead log and its index go with the old log: SQLite would apply them to the new one.
 	if err := x.Swap(aside, []string{eventlog.FileName, eventlog.FileName + "-wal", eventlog.FileName + "-shm"}); err != nil {
 		return nil, err
 	}
