@@ -17,8 +17,8 @@ import (
 // directory of a relay on this machine.
 type adminFlags struct {
 	relay    cli.RelayFlags
-	stateDir string
-	tenant   string
+	stateDir string // has a default, so that only Changed tells whether somebody named one
+	tenant   string // "": see the default of the command; over HTTP it must be empty
 	out      cli.Output
 }
 
@@ -33,7 +33,17 @@ func (f *adminFlags) addFlags(c *cobra.Command, byDefault string) {
 
 // isRemote reports whether the flags name a relay to call. Without any, the commands use the
 // state directory: they are typed on the relay's machine. Where there is none, they use the
-// context of 'agentctl login'.
+// context of 'agentctl login'. The first line that applies decides:
+//
+//	--relay or --token-file                  the relay
+//	AGENTCTL_TOKEN_FILE, no --state-dir      the relay
+//	--state-dir or AGENTCTL_STATE_DIR        the state directory
+//	the default state directory exists       the state directory
+//	a context, or an error of reading it     the relay; run returns the error
+//	nothing of these                         the state directory, whose error says how to name one
+//
+// AGENTCTL_RELAY alone selects no relay. A directory that cannot be searched counts as one that exists:
+// its error is shown, and no other relay is changed.
 func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
 	changed := cmd.Flags().Changed
 	if changed("relay") || changed("token-file") || f.relay.TokenFile != "" && !changed("state-dir") {
@@ -51,7 +61,7 @@ func (f *adminFlags) isRemote(cmd *cobra.Command) bool {
 
 // run calls remote with a client of the relay, or local with its state, as the flags select. Flags of
 // the other way are refused, because they would be ignored: a change to the wrong relay or tenant is
-// not seen until somebody misses it.
+// not seen until somebody misses it. A directory without a state is refused.
 func (f *adminFlags) run(cmd *cobra.Command, remote func(*client.Client) error, local func(*auth.Store) error) error {
 	if f.isRemote(cmd) {
 		switch {
@@ -80,7 +90,8 @@ func errTwoWays() error {
 }
 
 // stateChanger makes a change in a state directory and records it in the audit log there: localChange
-// with the directory that the flags select.
+// with the directory that the flags select. change may complete the record with what only the change knows,
+// such as the prefix of a new invite; that is in the line with the outcome, not in the one before.
 type stateChanger func(r kernel.Record, dryRun bool, change func(*kernel.Record) error) error
 
 // changer returns the stateChanger of the state directory that the flags select.

@@ -21,6 +21,12 @@ import (
 // newBackup returns the command backup. The stores are copied through SQLite and the relay keeps
 // writing meanwhile, so that a backup needs no maintenance window. Only the path goes to stdout, for
 // scripts that copy the directory elsewhere.
+//
+// It reads at most 16 MiB a second, so that the relay has the rest of the disk. The directory gets its
+// name at the end: a backup that Ctrl-C or a crash ends is never taken for a whole one, and its remains are
+// deleted by it or by the next. --keep deletes older ones after that, of the same relay only, so that
+// several relays can share DIR. A state that is damaged is refused with exit code 1, before --keep could
+// replace the last sound backup.
 func newBackup() *cobra.Command {
 	o := backup.Options{Version: cli.Version}
 	var out cli.Output
@@ -69,6 +75,10 @@ certificates given with --tls-cert.`,
 // newRestore returns the command restore. It asks in one case only: where a token that was revoked
 // after the backup would work again. Everything else that it does can be undone, since the state that
 // was there is moved aside.
+//
+// The command has two forms, which share --state-dir, --yes and -o: BACKUP, and --accept-loss for whoever
+// has none. Both need the relay stopped and lock the state directory meanwhile. They end with
+// exit code 1, and nothing changed, if the question is not answered with yes, or nobody can answer it.
 func newRestore() *cobra.Command {
 	var o backup.RestoreOptions
 	var out cli.Output
@@ -93,6 +103,7 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 			switch {
 			case loss != "" && len(args) > 0:
 				return cli.Errorf(cli.ExitUsage, "give BACKUP or --accept-loss, not both")
+			// --yes has one meaning for both forms, so AcceptUnknown carries it to acceptLoss too.
 			case loss != "":
 				return acceptLoss(cmd, &out, o.StateDir, loss, o.AcceptUnknown)
 			case len(args) == 0:
@@ -113,6 +124,7 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 			if err != nil {
 				return explainRestore(cmd, err)
 			}
+			// Not before: Restore keeps an audit log that is there, and otherwise brings that of the backup.
 			recordLocal(cmd, o.StateDir, kernel.Record{Tool: "relay.restore", Target: filepath.Base(o.Backup)})
 			return out.Print(cmd, r, func() error { return printRestored(cmd, r) })
 		},
@@ -125,7 +137,8 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 	return c
 }
 
-// explainRestore adds the next step to an error of a restore.
+// explainRestore adds the next step to an error of a restore. A damaged backup has none here: its error
+// names what is wrong with it, and the operator has to choose another backup.
 func explainRestore(cmd *cobra.Command, err error) error {
 	switch {
 	case errors.Is(err, auth.ErrInUse):
@@ -138,7 +151,11 @@ func explainRestore(cmd *cobra.Command, err error) error {
 	return ExplainState(cmd, err)
 }
 
-// printRestored prints what a restore kept and lost, and the next step.
+// printRestored prints what a restore kept and lost, and the next step. It is all on stdout: there is no
+// value among it that a script would read without -o.
+//
+// Carried is nil where nothing was carried over: relay.json shows that nothing was revoked since, or it is
+// unknown what was, as in an empty directory (Unknown says why).
 func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "restored relay %s as of %s\n", r.RelayID, time.UnixMilli(r.Created).UTC().Format(time.RFC3339))
@@ -161,6 +178,9 @@ func printRestored(cmd *cobra.Command, r *backup.Restored) error {
 
 // acceptLoss starts over without a store. It lists what is lost before it asks: what is left of the
 // store is kept, but a relay that has run without it has diverged from it.
+//
+// The list is made twice, for the question without a lock and by AcceptLoss under it; what is printed in
+// the end is the second one. A store that is sound is refused (backup.ErrSound), also with --yes.
 func acceptLoss(cmd *cobra.Command, out *cli.Output, dir, store string, yes bool) error {
 	if !yes {
 		if err := cli.Confirm(cmd, fmt.Sprintf("Start over without %s in %s? What is left of it is moved aside.\nWhat is lost:\n  %s\n", store, dir, strings.Join(backup.LostWith(cmd.Context(), dir, store), "\n  "))); err != nil {
@@ -175,6 +195,7 @@ func acceptLoss(cmd *cobra.Command, out *cli.Output, dir, store string, yes bool
 	return out.Print(cmd, l, func() error {
 		w := cmd.OutOrStdout()
 		fmt.Fprintf(w, "%s is given up:\n  %s\n", store, strings.Join(l.Lost, "\n  "))
+		// Nothing was left of a store that was missing, and an older event log goes on in its place.
 		if l.Aside != "" {
 			fmt.Fprintf(w, "what was left of it is in %s\n", l.Aside)
 		}

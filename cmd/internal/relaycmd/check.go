@@ -15,7 +15,10 @@ import (
 )
 
 // newCheck returns the command check. The exit code is 1 if the directory is not sound, so that a
-// timer or a deployment script can use it as it is.
+// timer or a deployment script can use it as it is. The report is printed first, also with -o, so that
+// stdout has it whatever the exit code is; the last line, on stderr, only sums it up.
+//
+// It writes nothing, not even into the audit log, and takes no lock that a relay waits for.
 func newCheck() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -56,6 +59,8 @@ what, where and the next command.`,
 
 // repairCommand is what to type about a problem, "" if there is no command for it. stateDir is the
 // flag that selects the same directory. Package checkup knows the kind of repair and no commands.
+// Words in capitals, as BACKUP, are for the person to fill in; the check does not know where backups are. A mode is changed by the owner of the
+// file; only another owner needs root.
 func repairCommand(p *checkup.Problem, stateDir string) string {
 	switch p.Repair {
 	case checkup.RepairPermission:
@@ -75,7 +80,8 @@ func repairCommand(p *checkup.Problem, stateDir string) string {
 	return ""
 }
 
-// printCheckup prints a line for each store, then each problem with its repair below it.
+// printCheckup prints a line for each store, then each problem with its repair below it, in the order in
+// which the stores were checked. Damage in an early store can cause problems in a later one.
 func printCheckup(cmd *cobra.Command, r *checkup.Report) error {
 	table := term.NewTable(cmd.OutOrStdout(), "STORE", "STATE", "BYTES", "CHECKED")
 	for _, s := range r.Stores {

@@ -21,6 +21,14 @@ import (
 // The order of the steps is by what they cost: a check changes nothing, salvage keeps what can be
 // read, a backup loses what came after it, and --accept-loss loses the store. The packages below know
 // what is wrong with a store and no commands.
+//
+//	events.db is damaged             check, salvage, restore; --start-degraded meanwhile
+//	relay.db is damaged              check, restore, --accept-loss; no salvage: see newSalvage
+//	a file may not be read           another user
+//	relay.json is another relay's    --accept-loss, which loses nothing: relay.db has its values
+//	a store is not the recorded one  restore, --accept-loss; for events.db also --start-degraded
+//
+// Each has exit code 1.
 func ExplainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
 	again := cli.StateDirHint(cmd)

@@ -19,7 +19,8 @@ import (
 	"agentctl/transport/enroll"
 )
 
-// inviteAdmin makes, lists and revokes invites: over HTTP, or in a relay's state directory.
+// inviteAdmin makes, lists and revokes invites: over HTTP, or in a relay's state directory. A dry run makes
+// all checks and answers with what would be made, without a code.
 type inviteAdmin interface {
 	CreateInvite(ctx context.Context, req client.InviteRequest, dryRun bool) (*client.NewInvite, error)
 	Invites(ctx context.Context) ([]client.Invite, error)
@@ -29,7 +30,8 @@ type inviteAdmin interface {
 // Over HTTP the client of a relay is an inviteAdmin as it is; localInvites is the other one.
 var _ inviteAdmin = (*client.Client)(nil)
 
-// inviteFlags are the flags that all commands of the group have.
+// inviteFlags are the flags that all commands of the group have. --tenant has two meanings with a state
+// directory: of which tenant a new invite is, and to which one lists and revocations are limited.
 type inviteFlags struct{ adminFlags }
 
 func (f *inviteFlags) addFlags(c *cobra.Command) {
@@ -43,6 +45,13 @@ func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error 
 }
 
 // NewInvite returns the command invite, which makes an invite, with its subcommands.
+//
+// An invite is made in two requests. The first is a dry run, whose answer has the relay's address: without
+// one the line cannot be printed, and a code that nobody has seen would stay valid until it expires. What
+// the first request refuses, such as a scope that the caller lacks, is refused without a code too.
+//
+// The code is on stdout only, in the line or in -o json. It is not stored and not in the audit log, which
+// has the prefix.
 func NewInvite() *cobra.Command {
 	var f inviteFlags
 	var req client.InviteRequest
@@ -91,6 +100,7 @@ code can join: send it as you would send a password.`,
 				if err != nil {
 					return err
 				}
+				// The plan is the answer of the dry run: who, how many, until when, with the address as it would be printed.
 				if plan.URL = base; dryRun {
 					return f.out.Print(cmd, plan, func() error {
 						_, err := fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)
@@ -123,6 +133,9 @@ code can join: send it as you would send a password.`,
 // joinURL is the URL that a board is given: the flag's, the relay's own, or the one by which
 // this command reached the relay, if the relay's own is good on its machine only. A URL that a
 // board would refuse is refused here, before somebody carries the line to the board.
+//
+// own is "" for a state directory whose relay has not run yet: the relay stores its address when it starts.
+// A flag that is malformed has exit code 2, a missing address 1.
 func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	if flag != "" {
 		u, err := url.Parse(flag)
@@ -153,13 +166,16 @@ func isLoopbackURL(s string) bool {
 }
 
 // printedInvite is what -o json prints: the relay's answer, and the line to paste as the member command.
+// Members of the two must not have the same name: encoding/json would leave the embedded one out.
 type printedInvite struct {
 	*client.NewInvite
 	Command string `json:"command"`
 }
 
 // printInvite prints the line to paste on stdout, and everything else on stderr, so that a script can
-// pass the line on. It warns of an address that boards cannot use: the invite is made by then.
+// pass the line on. It warns of an address that boards cannot use: the invite is made by then, and works
+// once the relay serves another one. An error of stdout is returned after the rest was printed, so that the
+// command that takes the invite back is seen where nobody has got the code.
 func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
 	p := printedInvite{inv, joinCommand(inv)}
 	err := f.out.Print(cmd, p, func() error {
@@ -178,7 +194,11 @@ func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) err
 }
 
 // joinCommand is the command to paste. A code for many is not an argument, which other users
-// of a machine could read while it runs.
+// of a machine could read while it runs. It comes through printf, which shells have built in, so that no
+// process has it as an argument. A code for one is used up by the command that shows it.
+//
+// A board joins with sudo, because its identity is in the state directory of the service; an agent's
+// context belongs to the user who types the line.
 func joinCommand(inv *client.NewInvite) string {
 	verb := "sudo agentctl join "
 	if inv.Class == auth.InviteAgent {

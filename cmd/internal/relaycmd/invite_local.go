@@ -14,14 +14,18 @@ import (
 // localInvites is inviteAdmin on a relay's state directory. A relay that runs there sees the
 // changes at once. Its answers have the types of the HTTP API, so that a command prints the same
 // whichever way it was used.
+//
+// An *auth.Error has its text for people in Message, without the name of the package: commands print that.
 type localInvites struct {
 	store    *auth.Store
-	stateDir string
-	tenant   string // "": any
-	change   stateChanger
+	stateDir string       // for the plugin directory, whose manifests declare scopes
+	tenant   string       // for lists and revocations; "": any
+	change   stateChanger // records each change in the audit log of the state directory
 }
 
-// CreateInvite implements inviteAdmin.
+// CreateInvite implements inviteAdmin. The address and the pin are those with which the relay last
+// started, "" and nil before its first start. The invite has no creator: only its own revocation, or
+// that of its tenant, ends it early.
 func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteRequest, dryRun bool) (*client.NewInvite, error) {
 	at, err := l.store.Endpoint()
 	if err != nil {
@@ -57,7 +61,7 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	return v, nil
 }
 
-// Invites implements inviteAdmin.
+// Invites implements inviteAdmin. The order is that of the store, the newest first.
 func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
 	list, err := l.store.Invites(ctx, l.tenant)
 	rows := make([]client.Invite, 0, len(list)) // in JSON an empty list is [] and not null
@@ -67,7 +71,8 @@ func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
 	return rows, err
 }
 
-// RevokeInvite implements inviteAdmin.
+// RevokeInvite implements inviteAdmin. Revoking twice is no error. A prefix that no invite has is one, with
+// exit code 1: it is a word that was mistyped, or an invite that was deleted some time after its end.
 func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error) {
 	var inv *auth.Invite
 	err := l.change(kernel.Record{Tenant: l.tenant, Tool: "invites.revoke", Target: prefix}, dryRun, func(*kernel.Record) (err error) {

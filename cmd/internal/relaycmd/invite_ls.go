@@ -14,6 +14,8 @@ import (
 )
 
 // newInviteLs returns the command invite ls. Of codes only hashes are stored, so the list has prefixes.
+// An invite whose creator's token was revoked is listed as revoked, since nothing joins with it. One that
+// has ended is deleted 30 days later, or sooner if its tenant has 1,000.
 func newInviteLs() *cobra.Command {
 	var f inviteFlags
 	c := &cobra.Command{
@@ -35,7 +37,8 @@ func newInviteLs() *cobra.Command {
 	return c
 }
 
-// printInvites prints a table of invites, or the next step if there are none.
+// printInvites prints a table of invites, or the next step if there are none. That goes to stderr, so that
+// a pipe gets no line that is not an invite.
 func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no invites; make one with: agentctl invite")
@@ -49,7 +52,7 @@ func printInvites(cmd *cobra.Command, list []client.Invite) error {
 }
 
 // newInviteRevoke returns the command invite revoke. It takes the whole code too, because that is what a
-// person has at hand, and sends its prefix only.
+// person has at hand, and sends its prefix only: the path of a request is in the logs of proxies.
 func newInviteRevoke() *cobra.Command {
 	var f inviteFlags
 	var dryRun bool

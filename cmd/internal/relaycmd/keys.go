@@ -30,7 +30,7 @@ files in keys/ are keys is recorded in relay.db: a file that somebody puts there
 	return c
 }
 
-// newKeysLs returns the command keys ls.
+// newKeysLs returns the command keys ls. It prints ids and dates, and no part of a key.
 func newKeysLs() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -59,7 +59,8 @@ a key of this relay and is not used.`,
 	return c
 }
 
-// printKeys prints a table of keys, the oldest first.
+// printKeys prints a table of keys, the oldest first. A key that is unrecorded has neither date; the one
+// that signs has no end yet. Dates are of UTC, as the relay stores them.
 func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 	date := func(t *time.Time) string {
 		if t == nil {
@@ -76,6 +77,10 @@ func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 
 // newKeysRotate returns the command keys rotate. Only --drop-old ends tokens, and so it is what a
 // leaked key needs; a rotation without it is routine and can run from a timer.
+//
+// At most 16 keys are recorded at a time. A timer that rotates more often than tokens expire reaches that
+// bound: the error is auth.ErrFull, and nothing was rotated. The audit log has the word drop_old as the
+// reason of a rotation that ended tokens.
 func newKeysRotate() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -105,6 +110,7 @@ that were made with 'agentctl token create' must be made again.`,
 				keys, err = s.RotateKeys(cmd.Context(), req)
 				return err
 			})
+			// The text of ErrFull ends with "or drop the old ones", which the command completes.
 			if errors.Is(err, auth.ErrFull) {
 				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, cli.StateDirHint(cmd))
 			}
@@ -121,7 +127,9 @@ that were made with 'agentctl token create' must be made again.`,
 	return c
 }
 
-// printRotation says what a rotation did, or would do. keys are the keys as they are now.
+// printRotation says what a rotation did, or would do. keys are the keys as they are now: in a dry run
+// the one that signs is therefore the one that would be replaced. Keys that have expired, or whose files
+// are missing, verify nothing and are left out.
 func printRotation(cmd *cobra.Command, keys []auth.KeyInfo, req auth.RotateRequest) error {
 	var signs, verify []string
 	for _, k := range keys {

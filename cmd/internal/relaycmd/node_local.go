@@ -12,7 +12,8 @@ import (
 )
 
 // localNodes is nodeAdmin on a relay's state directory. A relay that runs there sees the
-// changes within a second.
+// changes within a second. It finds the node first: the record of the audit log, which is written before
+// the change, then has the tenant and the id of the node, whatever word the operator typed.
 type localNodes struct {
 	store  *auth.Store
 	tenant string // "": any
@@ -32,7 +33,8 @@ func (l *localNodes) node(ctx context.Context, ref string) (auth.Node, error) {
 	return n, err
 }
 
-// PatchNode implements nodeAdmin.
+// PatchNode implements nodeAdmin. A value that no node can have is a usage error (exit code 2), as over
+// HTTP; a name that another node was given is a failure (1), since the same command can work later.
 func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePatch, dryRun bool) (*client.NodeChange, error) {
 	n, err := l.node(ctx, ref)
 	if err != nil {
@@ -55,14 +57,14 @@ func (l *localNodes) PatchNode(ctx context.Context, ref string, p client.NodePat
 		Displaced: c.Displaced, DisplacedName: c.DisplacedName}, nil
 }
 
-// RevokeNode implements nodeAdmin.
+// RevokeNode implements nodeAdmin. The node stays registered: a token that is made later works again.
 func (l *localNodes) RevokeNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
 	return l.stop(ctx, ref, "nodes.revoke", dryRun, func(n auth.Node) (int, error) {
 		return l.store.Revoke(ctx, auth.RevokeRequest{Node: n.NodeID, DryRun: dryRun})
 	})
 }
 
-// RemoveNode implements nodeAdmin.
+// RemoveNode implements nodeAdmin. The events and the lines of the audit log about the node stay.
 func (l *localNodes) RemoveNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error) {
 	return l.stop(ctx, ref, "nodes.remove", dryRun, func(n auth.Node) (int, error) {
 		return l.store.RemoveNode(ctx, n.Tenant, n.NodeID, dryRun)

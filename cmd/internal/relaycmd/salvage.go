@@ -21,6 +21,11 @@ import (
 
 // newSalvage returns the command salvage. It replaces nothing unless it is asked to: the damaged log is
 // the only source for another attempt.
+//
+// It reads pages itself and not through SQLite, which ends at the first page that is damaged. DIR needs
+// space for the new log and for a temporary copy of the events; with --replace the file system of the state
+// directory needs it for the new log as well. Only --replace changes the state directory, so only that is
+// in its audit log.
 func newSalvage() *cobra.Command {
 	var dir string
 	var replace bool
@@ -65,7 +70,13 @@ because a guess about who may do what is worse than none.`,
 	return c
 }
 
-// printSalvage prints what was read, what is lost, and how to put the new log in place or back.
+// printSalvage prints what was read, what is lost, and how to put the new log in place or back. The counts
+// come first, because they decide between this log and a backup.
+//
+// A range of lost events has an upper bound only (AT MOST): all chains share the numbers, and which chain
+// a missing one was of is not known. At most 256 ranges are listed. The commands are those that --replace performs:
+// mode 0700, since the log has the data of all tenants, and the owner of the directory, since root types
+// them and the relay runs as that owner.
 func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%d events are in %s: %d verified, %d unverified, seq %d to %d\n", r.Events, r.To, r.Verified, r.Unverified, r.First, r.Last)
@@ -94,6 +105,7 @@ func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) erro
 		}
 	}
 	if r.Replaced != "" {
+		// The undo replaces the new log, and with it the events that a relay has appended since.
 		fmt.Fprintf(w, "\nthe old log is in %s; undo with the relay stopped: mv %s/* %s/\n", r.Replaced, cli.ShellQuote(r.Replaced), cli.ShellQuote(dir))
 		return nil
 	}

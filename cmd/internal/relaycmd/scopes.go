@@ -15,7 +15,9 @@ import (
 )
 
 // grantFlags adds the flags for what a token or an agent's invite gives. when is put before their texts,
-// and defaults is what --scope replaces.
+// and defaults is what --scope replaces. The relay or the store checks the values: a command knows neither
+// the scopes of plugins nor what the creator may give. The topics of the completion are the relay's own; any
+// other is accepted.
 func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]string) {
 	set := c.Flags()
 	set.StringArrayVar(scopes, "scope", nil, when+"`SCOPE` in place of "+defaults+" (repeatable)")
@@ -26,14 +28,16 @@ func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]
 	_ = c.RegisterFlagCompletionFunc("topic", cobra.FixedCompletions([]string{"alert", "audit", "join", "kernel", "log/*", "presence", "ticket"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// pluginScopes are the scopes that the manifests in a relay's plugin directory declare.
+// pluginScopes are the scopes that the manifests in a relay's plugin directory declare. They are read from
+// files because the relay may not run; over HTTP the relay takes those of the plugins that it has loaded.
 type pluginScopes struct {
 	scopes   []string
 	dir      string
 	problems error // manifests that could not be read
 }
 
-// explain adds to the error of an unknown scope where those of plugins come from.
+// explain adds to the error of an unknown scope where those of plugins come from. A manifest that cannot
+// be read does not end a command that needs none of its scopes, so problems are shown only here.
 func (p *pluginScopes) explain(err error) error {
 	if scope := new(auth.ScopeError); !errors.As(err, &scope) || p.dir == "" {
 		return err
@@ -54,7 +58,8 @@ func topicLimit(topics []string) string {
 }
 
 // completeScopes completes a scope: those of the relay that an agent may hold and those of plugins
-// in a state directory, or those that the token holds where a relay is asked.
+// in a state directory, or those that the token holds where a relay is asked. Scopes of devices are left
+// out: a token of class agent cannot hold them, and one of class device needs no flag for them.
 func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	if cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file") {
 		return cli.WithPrefix(remoteScopes(cmd), word), cobra.ShellCompDirectiveNoFileComp
@@ -66,7 +71,8 @@ func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobr
 	return cli.WithPrefix(scopes, word), cobra.ShellCompDirectiveNoFileComp
 }
 
-// remoteScopes returns the scopes of the token of the command's flags: it can grant no others.
+// remoteScopes returns the scopes of the token of the command's flags: it can grant no others. It is
+// called while somebody waits for a Tab, so cli.CompletionTimeout bounds it and errors give no candidates.
 func remoteScopes(cmd *cobra.Command) []string {
 	rc, err := cli.CompletionClient(cmd)
 	if err != nil {

@@ -19,7 +19,11 @@ import (
 // because every other command would hide a wrong --state-dir behind an empty state.
 //
 // Several processes may have the store open at a time: a relay that runs sees a new token at
-// once, and a revocation within seconds.
+// once, and a revocation within seconds. The store holds a shared lock, which makes a restore fail
+// with auth.ErrInUse; a command that is started during a restore waits up to 2 s for its end.
+//
+// Opening is more than reading: like the start of a relay it completes a restore that was cut short and
+// migrates a database of an older agentctl. Files that root makes here get the owner of the directory.
 func openStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, error) {
 	s, err := auth.Open(auth.Options{StateDir: dir, Existing: true})
 	if errors.Is(err, auth.ErrNoState) && !existing {
@@ -36,7 +40,8 @@ func openStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, erro
 // is a dry run. change may add to the record what it is about.
 //
 // The record is begun before the change, and a change that cannot be recorded is not made. If the
-// outcome cannot be recorded afterwards, the change stays and the command warns.
+// outcome cannot be recorded afterwards, the change stays and the command warns. Both lines have the
+// actor local:UID, of the user who typed the command (0 with sudo).
 func localChange(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
 	if dryRun {
 		return change(&r)
@@ -55,7 +60,8 @@ func recordLocal(cmd *cobra.Command, dir string, r kernel.Record) {
 }
 
 // scopesOfPlugins reads which scopes plugins declare, if a scope is named at all. The directory is
-// that of AGENTCTL_PLUGIN_DIR, as for the relay, or the one with which the relay last started.
+// that of AGENTCTL_PLUGIN_DIR, as for the relay, or the one with which the relay last started. A command
+// in a terminal rarely has the environment of the service, so the second is the usual case.
 func scopesOfPlugins(s *auth.Store, stateDir string, named ...[]string) (p pluginScopes, err error) {
 	if len(slices.Concat(named...)) == 0 {
 		return p, nil

@@ -1,5 +1,9 @@
 package relaycmd
 
+// create and revoke of tokens, in both ways. They have no interface as nodes and invites have: the ways
+// differ in what they accept. A state directory takes --count, any tenant and four selectors of a
+// revocation; a relay takes one token at a time, of the caller's tenant, by its jti.
+
 import (
 	"cmp"
 	"errors"
@@ -23,7 +27,8 @@ type tokenFlags struct {
 	stateDir string
 }
 
-// addFlags adds the flags to c.
+// addFlags adds the flags to c. There is no --tenant among them: for create it is a part of the token, for
+// revoke it selects tokens.
 func (f *tokenFlags) addFlags(c *cobra.Command) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
@@ -36,7 +41,9 @@ func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
 
 // create creates tokens, in a state directory or by asking a relay. In the state directory the change is
 // recorded in the audit log before it is made (localChange). Errors of the request itself are usage errors
-// either way.
+// either way. The line with the outcome names the first token only; token ls has the others of --count.
+//
+// The first token makes the state directory of a new relay; a dry run does not, and fails without one.
 func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	if f.isRemote(cmd) {
 		return f.createRemote(cmd, req)
@@ -64,7 +71,9 @@ func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mi
 	return created, err
 }
 
-// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks.
+// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks. Flags that the
+// relay cannot honor are refused and not ignored. --tenant has a default for the state directory, so
+// only a --tenant that was typed is sent; the relay refuses one that is not the caller's.
 func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):
@@ -87,7 +96,8 @@ func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]a
 	return []auth.Minted{{Token: t.Token, JTI: t.JTI, Class: t.Class, Tenant: t.Tenant, Subject: t.Subject, NodeID: t.NodeID, Scopes: scopes, Topics: t.Topics, Expires: t.Expires}}, nil
 }
 
-// revoke revokes tokens and returns how many were valid before. A relay revokes one at a time, by its jti.
+// revoke revokes tokens and returns how many were valid before. A relay revokes one at a time, by its jti,
+// and only one of the caller's tenant. Any other selector is refused before a request is sent.
 func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, error) {
 	if !f.isRemote(cmd) {
 		s, err := openStore(cmd, f.stateDir, true)

@@ -15,7 +15,8 @@ import (
 	"agentctl/relay/auth"
 )
 
-// tokenOut is where token create writes tokens: a file, or stdout.
+// tokenOut is where token create writes tokens: a file, or stdout. The file has one token a line, mode 0600,
+// and if root writes it, the owner of its directory. A power cut leaves it whole or as it was.
 type tokenOut struct {
 	path  string // "": stdout
 	force bool
@@ -26,7 +27,8 @@ func (o *tokenOut) addFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&o.force, "force", false, "replace the file of --out")
 }
 
-// check refuses a file that exists, before a token is made.
+// check refuses a file that exists, before a token is made. A link counts, wherever it leads. A file that
+// comes into being after it is found by write, which does not replace it either.
 func (o *tokenOut) check() error {
 	switch _, err := os.Lstat(o.path); {
 	case o.path == "" && o.force:
@@ -51,6 +53,7 @@ func (o *tokenOut) write(cmd *cobra.Command, created []auth.Minted) error {
 		fmt.Fprintln(&text, m.Token)
 	}
 	if o.path == "" {
+		// -o prints the tokens as members of the data, once.
 		if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
 			return nil
 		}
