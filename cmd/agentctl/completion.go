@@ -12,13 +12,18 @@ import (
 )
 
 // completing reports whether a shell asks for completions. Other starts skip addCompletion,
-// which takes a tenth of a millisecond.
+// which takes a tenth of a millisecond. Both of cobra's commands for it begin with the same word, with and
+// without descriptions.
 func completing(args []string) bool {
 	return len(args) > 1 && strings.HasPrefix(args[1], cobra.ShellCompRequestCmd)
 }
 
 // addCompletion says what flags and arguments may be, in c and below. What cannot be found
 // out is left out without an error: the shell would print it into the command line.
+//
+// It goes by the names of flags and by the words in Use, not by a table of commands, so that a new command
+// with NODE in its Use is completed without a line here. A command that has its own functions keeps them.
+// Everything else completes to nothing: cobra's default would be file names.
 func addCompletion(c *cobra.Command) {
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if fn := completeFlag(f); fn != nil {
@@ -44,7 +49,9 @@ func addCompletion(c *cobra.Command) {
 	}
 }
 
-// completeFlag completes the value of a flag; nil leaves it to the shell, which knows files.
+// completeFlag completes the value of a flag; nil leaves it to the shell, which knows files. Flags of one
+// name mean the same in every command, so the name is enough. Where a flag has a fixed set of values, the
+// list here repeats it: completion only proposes, and the command checks.
 func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	words := func(w ...string) cobra.CompletionFunc {
 		return cobra.FixedCompletions(w, cobra.ShellCompDirectiveNoFileComp)
@@ -90,7 +97,8 @@ func outputFormats(usage string) []string {
 	return out
 }
 
-// completeModules completes the last name of a list with commas.
+// completeModules completes the last name of a list with commas. A candidate is the whole word, since that is
+// what a shell replaces, and has no space behind it, because another name may follow.
 func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	before := word[:strings.LastIndexByte(word, ',')+1]
 	var out []string

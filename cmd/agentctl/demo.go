@@ -28,12 +28,15 @@ import (
 
 // demoFlags are the flags of demo.
 type demoFlags struct {
-	listen string
+	listen string        // has the relay's default
 	limit  time.Duration // 0: until Ctrl-C
 	out    cli.Output
 }
 
-// newDemo returns the command demo.
+// newDemo returns the command demo. It needs no root, no configuration and no network but loopback. If
+// the default port is taken it uses a free one; an address that was typed is used or refused. With -o the
+// only output is one line of JSON, which is valid in each of the formats, with the addresses and the
+// token: for a script that then uses the demo until it ends it.
 func newDemo() *cobra.Command {
 	var f demoFlags
 	c := &cobra.Command{
@@ -52,7 +55,7 @@ keeps its state in a temporary directory and removes it at the end.`,
 }
 
 // run runs the demo until Ctrl-C, --for, or the end of its terminal or of the program that reads its
-// output. Each of these is a normal end, after which nothing of the demo is left.
+// output. Each of these is a normal end with exit code 0, after which nothing of the demo is left.
 //
 // SIGPIPE is ignored and not waited for, because the kernel also sends it for a connection that a client
 // of the relay has closed.
@@ -85,7 +88,8 @@ func (f *demoFlags) run(cmd *cobra.Command) error {
 	return f.explain(err)
 }
 
-// explain gives an error of demo.Run its exit code and the next step.
+// explain gives an error of demo.Run its exit code and the next step. The errors of the relay are those of
+// 'agentctl relay', whose flag --listen the demo has too.
 func (f *demoFlags) explain(err error) error {
 	switch {
 	case errors.Is(err, demo.ErrNotLoopback):
@@ -102,7 +106,8 @@ func (f *demoFlags) explain(err error) error {
 	return err
 }
 
-// showDemo prints how to reach the demo, then the metrics of this machine until ctx ends.
+// showDemo prints how to reach the demo, then the metrics of this machine until ctx ends. The echo comes
+// before the instructions: it proves that a call crosses MCP, relay and link before anybody is told to try.
 // It shows what a first reader tries next: an MCP client, the stream, the events and the
 // commands, each with the token and the address of this demo.
 func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
@@ -128,6 +133,7 @@ func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 		if err := json.Unmarshal(data, &f); err != nil {
 			return err
 		}
+		// disk_pct is null while the disk cannot be read, which is shown as 0.
 		disk := 0.0
 		if f.DiskPct != nil {
 			disk = *f.DiskPct
@@ -138,7 +144,8 @@ func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 	})
 }
 
-// demoText is what showDemo prints between the list of boards and the live metrics.
+// demoText is what showDemo prints between the list of boards and the live metrics. Words in braces are
+// replaced. Only the MCP entry has the token in it, which clients store; the commands read it from its file.
 const demoText = `
 Paste into an MCP client (while this demo runs):
 
@@ -163,7 +170,8 @@ Live from this machine, once a second (Ctrl-C ends the demo):
 
 `
 
-// selfCommand is how another terminal starts this program, which PATH may not have.
+// selfCommand is how another terminal starts this program, which PATH may not have: its full path if it was
+// started by a path, since another terminal has another working directory.
 func selfCommand() string {
 	if self, err := os.Executable(); err == nil && strings.Contains(os.Args[0], "/") {
 		return self

@@ -5,6 +5,24 @@
 // cmd/internal, one for each group; here are those that compose a whole process of both wings
 // (relay, demo), version, and the completion of flags. A file commands_*.go fills the tree where
 // commands are missing: in the board build, and on other systems than Linux.
+//
+// # Builds
+//
+// Three sets of files have one addRelayCommands each:
+//
+//	relay.go                    the full build, on Linux
+//	commands_board_build.go     Linux with -tags agentctl_omit_relay: the daemon and the clients, without
+//	                            the relay and what it links
+//	commands_other.go           other systems: the clients, and the commands that call a relay
+//
+// A command that a build lacks is in its tree all the same, hidden, and says where it is. So a line of the
+// documents fails with an answer everywhere, and not as an unknown command.
+//
+// # Life of a command line
+//
+// newRoot makes all commands, since cobra needs the tree to parse the line. cobra finds the command and
+// calls its RunE, which returns an error. cli.Explain makes an exit code and a text of the error, and run
+// prints it on stderr behind "agentctl: ". For a usage error it adds how to get help.
 package main
 
 import (
@@ -29,7 +47,8 @@ import (
 func main() { os.Exit(run()) }
 
 // run runs the command line and returns the exit code. SIGINT and SIGTERM end the context of the
-// command, so that it can stop what it has started.
+// command, so that it can stop what it has started. Each command must therefore watch its context: a
+// second signal ends nothing more. SIGHUP ends the process, unless the command handles it.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -48,6 +67,9 @@ func run() int {
 
 // newRoot makes the tree of all commands. A tree is used for one run: flags keep their values.
 // The board build has the same tree, with hidden commands in place of those of the relay.
+//
+// The order matters: usageArgs wraps the check of the arguments of every command, so it comes after the
+// last one was added. The command completion is not among them: cobra adds it when it executes the tree.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
@@ -78,7 +100,9 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 	return root
 }
 
-// usageArgs makes wrong arguments a usage error, with its own exit code, in c and below.
+// usageArgs makes wrong arguments a usage error, with its own exit code, in c and below. A command that
+// declares no check takes no arguments; cobra would accept any and ignore them. A group prints its help for
+// no arguments, and refuses a word that is no subcommand, for which cobra would print the help and exit 0.
 func usageArgs(c *cobra.Command) {
 	check := c.Args
 	if check == nil {
@@ -103,7 +127,7 @@ func usageArgs(c *cobra.Command) {
 }
 
 // unknownSubcommand refuses the name of a subcommand that there is not. Of cobra's candidates it suggests
-// the nearest one, by the distance that all suggestions of agentctl use.
+// the nearest one, by the distance that all suggestions of agentctl use. cobra itself would list all of them.
 func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -120,6 +144,9 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 
 // wrongFlag makes a wrong flag a usage error that names the nearest one there is. It does not use
 // suggest.Nearest: a beginning of a flag counts as near too, since many programs accept those.
+//
+// A flag is near with at most three edits, of at most half of the word, so that a short word does not
+// match everything. -json, which cobra reads as -j -s -o -n, is looked up as the word json.
 func wrongFlag(cmd *cobra.Command, err error) error {
 	var none *pflag.NotExistError
 	if !errors.As(err, &none) {
@@ -142,7 +169,8 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return cli.Errorf(cli.ExitUsage, "%w%s", err, near)
 }
 
-// addHelp makes 'agentctl help' of a command that there is not a usage error.
+// addHelp makes 'agentctl help' of a command that there is not a usage error. cobra adds the command help
+// only when it executes the tree, and so it is asked to do that first.
 func addHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -152,7 +180,8 @@ func addHelp(root *cobra.Command) {
 	}
 }
 
-// helpTopic checks the arguments of 'agentctl help': each is the name of a command below the one before.
+// helpTopic checks the arguments of 'agentctl help': each is the name of a command below the one before. For
+// a word that is none, cobra would print the usage, or the help of the command above it, and exit 0.
 func helpTopic(cmd *cobra.Command, args []string) error {
 	at, rest, err := cmd.Root().Find(args)
 	if err != nil {

@@ -35,10 +35,12 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), eventscmd.New(), mcpcmd.New(), plugincmd.New(), clientcmd.NewVerify(), newDemo())
 }
 
-// defaultMetricsListen is where /metrics is served unless a flag says otherwise.
+// defaultMetricsListen is where /metrics is served unless a flag says otherwise. It is loopback, because
+// /metrics needs no token. A second relay on the machine does without, if the address was not typed (run).
 const defaultMetricsListen = "127.0.0.1:8461"
 
-// relayServe are the flags of relay: its options, and what setOptions parses into them.
+// relayServe are the flags of relay: its options, and what setOptions parses into them. A flag whose value
+// is an option as it is has the field of relay.Options as its variable.
 type relayServe struct {
 	o                                          relay.Options
 	logLevel, scopeless, sseListen             string
@@ -123,6 +125,12 @@ are folders in --plugin-dir.`,
 // run serves until the command's context ends: on SIGTERM, on Ctrl-C, or when its terminal goes away. The
 // order matters: the options are complete before relay.Open, which opens the stores and the listeners, and
 // run waits for a reload that still runs when the relay has stopped.
+//
+// RelaxTimers comes first, while nothing is open: it executes the program again. The line with the URL
+// and READY=1 follow when the relay serves, from Run's own goroutine, so that waitReloads needs no lock.
+// A second context ends the reloads, because the relay can also end by itself, with an error. An ordered
+// stop has exit code 0; after too many restarts of a component it is 1, and systemd starts the process
+// again.
 func (s *relayServe) run(cmd *cobra.Command) error {
 	daemon.RelaxTimers()
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
@@ -168,7 +176,8 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 	return err
 }
 
-// setOptions parses the flags that are not options themselves.
+// setOptions parses the flags that are not options themselves. The plugin conformance is built in, but is
+// loaded like an external one, by --plugin: so its name is taken from their list here.
 func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	o := &s.o
 	err := setGateway(o, s.sseListen, cmd.Flags().Changed("sse-listen"))
@@ -200,7 +209,9 @@ var optionFlags = map[string]string{
 	"Listen": "--listen", "MaxRestarts": "--max-restarts", "PluginSandbox": "--plugin-sandbox", "Parts": "--only", "Public": "--public", "SSE": "--sse-listen", "TLS": "--tls", "TriagePriorities": "--triage-priority", "TLSCert": "--tls-cert, --tls-key",
 }
 
-// relayOpenError gives an error of relay.Open its exit code, flag and next step.
+// relayOpenError gives an error of relay.Open its exit code, flag and next step. Errors of the state
+// directory have passed relaycmd.ExplainState before and stay as they are. An option that is missing in
+// optionFlags would print an empty flag.
 func relayOpenError(err error) error {
 	var bad *relay.OptionError
 	switch {
@@ -214,10 +225,10 @@ func relayOpenError(err error) error {
 	return err
 }
 
-// setGateway decides whether the event gateway runs, and how: by --sse-listen, --only
-// or MCP_INCLUDE_SSE, with the variables MCP_SSE_*.
-// Precedence: flag, environment. The origins of --allow-origin are added, because a page that
-// may call the relay may follow its events too.
+// setGateway decides whether the event gateway runs, and how: by --sse-listen, --only or MCP_INCLUDE_SSE,
+// with the variables MCP_SSE_*. Precedence: flag, environment. The origins of --allow-origin are added,
+// because a page that may call the relay may follow its events too. given reports whether --sse-listen
+// was typed, which by itself asks for the gateway.
 func setGateway(o *relay.Options, listen string, given bool) error {
 	e, err := serving.GatewayEnv()
 	if err != nil {

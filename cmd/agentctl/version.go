@@ -10,7 +10,8 @@ import (
 	"agentctl/cmd/internal/cli"
 )
 
-// buildInfo is what `agentctl version -o json` prints.
+// buildInfo is what `agentctl version -o json` prints. Tags shows which build it is: agentctl_omit_relay for
+// the board build, nothing for the full one.
 type buildInfo struct {
 	Version string `json:"version"`
 	Go      string `json:"go"`
@@ -38,6 +39,7 @@ func readBuildInfo() buildInfo {
 }
 
 // newVersion returns the command version, for people and bug reports; --version prints the version alone.
+// Both are of this binary. A daemon or a relay that runs can be another one: see their status.
 func newVersion() *cobra.Command {
 	var out cli.Output
 	c := &cobra.Command{

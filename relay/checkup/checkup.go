@@ -144,8 +144,8 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 		{"events.db", c.checkEventLog},
 		{"audit", c.checkAudit},
 	} {
-		// Every check runs, whatever the ones before it have found. What a check has
-		// read when ctx ends is no report.
+		// Every check runs, whatever the ones before it have found. What a check has read when ctx ends
+		// is no report.
 		state, detail := store.check(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, err

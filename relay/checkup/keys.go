@@ -60,9 +60,8 @@ func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 
 // checkRecordCopy compares the copy of relay.json in keys/ with relay.json. The copy is beside the keys
 // so that an older relay.db cannot come back unnoticed with its relay.json: either the copy has the later
-// epoch, or the keys are old as well. A relay of an older
-// agentctl makes no copy, and one that is killed may leave a copy that is behind. The copy does not
-// follow the event log.
+// epoch, or the keys are old as well. A relay of an older agentctl makes no copy, and one that is killed
+// may leave a copy that is behind. The copy does not follow the event log.
 func (c *checker) checkRecordCopy() {
 	name := filepath.Join("keys", "relay.json")
 	problem := func(what string, isWarning bool) {
@@ -120,9 +119,8 @@ type keyRow struct {
 	signs  bool // new tokens; others only verify
 }
 
-// readKeyRows returns the rows of the table keys. Without a relay.db the
-// error is fs.ErrNotExist. It returns nil without an error for a database of an
-// older agentctl, which has no such table.
+// readKeyRows returns the rows of the table keys. Without a relay.db the error is fs.ErrNotExist. It
+// returns nil without an error for a database of an older agentctl, which has no such table.
 func (c *checker) readKeyRows(ctx context.Context) (list []keyRow, err error) {
 	if !exists(c.path("relay.db")) {
 		return nil, fs.ErrNotExist

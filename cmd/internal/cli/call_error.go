@@ -6,7 +6,8 @@ import (
 )
 
 // CallError is the error of a call to a tool. Explain chooses the next step by the tool: a board's may be
-// offline, a plugin's may not be loaded.
+// offline, a plugin's may not be loaded. Err is what the client returned, or the error of the tool itself
+// as the relay has answered it.
 type CallError struct {
 	Tool      string
 	Arguments json.RawMessage

@@ -16,7 +16,8 @@ func isPluginTool(tool string) bool {
 }
 
 // explainPluginAnswer returns the exit code and the next step for an error of a plugin's tool. Its
-// plugin may be the cause, so most next steps show how the plugin does.
+// plugin may be the cause, so most next steps show how the plugin does. Reason "storage" is a
+// fault of the relay's disk and not of the plugin, whose state would show nothing.
 func explainPluginAnswer(call *CallError, e *client.Error) (code int, next string) {
 	plugin := call.plugin()
 	state := fmt.Sprintf("; see plugin %s with: agentctl plugin ls", plugin)

@@ -31,7 +31,8 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Context is cmd's context, ended by --for.
+// Context is cmd's context, ended by --for. The caller tells its end from a failure: after --for ctx.Err is
+// context.DeadlineExceeded, after Ctrl-C context.Canceled.
 func (l *Limits) Context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	if l.Time > 0 {
 		return context.WithTimeout(cmd.Context(), l.Time)

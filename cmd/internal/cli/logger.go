@@ -10,7 +10,8 @@ import (
 )
 
 // NewLoggerAt returns a logger to stderr: JSON for a service, whose log is read by programs (journald
-// keeps a line as it is), and text on a terminal. The level may change while the logger is in use.
+// keeps a line as it is), and text on a terminal. The level may change while the logger is in use. Each
+// entry is one write under a lock, so that lines of several goroutines do not mix; nothing is sampled away.
 func NewLoggerAt(level zapcore.LevelEnabler) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder

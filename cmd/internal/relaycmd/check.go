@@ -59,8 +59,8 @@ what, where and the next command.`,
 
 // repairCommand is what to type about a problem, "" if there is no command for it. stateDir is the
 // flag that selects the same directory. Package checkup knows the kind of repair and no commands.
-// Words in capitals, as BACKUP, are for the person to fill in; the check does not know where backups are. A mode is changed by the owner of the
-// file; only another owner needs root.
+// Words in capitals, as BACKUP, are for the person to fill in: the check does not know where backups are.
+// The owner of a file can change its mode; to give it to another user takes root.
 func repairCommand(p *checkup.Problem, stateDir string) string {
 	switch p.Repair {
 	case checkup.RepairPermission:

@@ -13,7 +13,7 @@
 // # The two ways
 //
 // adminFlags.run decides which way a command of node and invite goes, tokenFlags.isRemote for those of
-// token. Behind the decision both ways have one interface (nodeAdmin, inviteAdmin), which the HTTP client
+// token. For nodes and invites both ways have one interface (nodeAdmin, inviteAdmin), which the HTTP client
 // implements as it is, and which localNodes and localInvites implement on the store. So the texts, the
 // undo and -o json are written once, with the types of the HTTP API. Errors are not shared: over HTTP
 // cli.Explain derives the exit code from the answer, and the local implementations choose the same code.

@@ -100,7 +100,7 @@ code can join: send it as you would send a password.`,
 				if err != nil {
 					return err
 				}
-				// The plan is the answer of the dry run: who, how many, until when, with the address as it would be printed.
+				// The plan is the answer of the dry run, with the address that the line would have.
 				if plan.URL = base; dryRun {
 					return f.out.Print(cmd, plan, func() error {
 						_, err := fmt.Fprintf(cmd.OutOrStdout(), "would make an invite for %s to %s\n", describeInvite(&plan.Invite), base)

@@ -89,7 +89,8 @@ func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun b
 	return &v, nil
 }
 
-// clientInvite is an invite as commands print it, which is as the relay's API has it.
+// clientInvite is an invite as commands print it, which is as the relay's API has it. What the store keeps
+// beside that, such as the jti of the creator's token, is not for output.
 func clientInvite(i *auth.Invite) client.Invite {
 	return client.Invite{Prefix: i.Prefix, Class: i.Class, Tenant: i.Tenant, Name: i.Name, Tags: i.Tags, Scopes: i.Scopes.String(), Topics: i.Topics, Uses: i.Uses, Used: i.Used,
 		Creator: i.Creator, CreatedAtMS: i.CreatedAtMS, ExpiresAtMS: i.ExpiresAtMS, State: i.State}

@@ -15,7 +15,8 @@ import (
 
 // newInviteLs returns the command invite ls. Of codes only hashes are stored, so the list has prefixes.
 // An invite whose creator's token was revoked is listed as revoked, since nothing joins with it. One that
-// has ended is deleted 30 days later, or sooner if its tenant has 1,000.
+// has ended may be missing: whoever makes an invite deletes those that ended 30 days ago, and in a tenant
+// with 1,000 all that have ended.
 func newInviteLs() *cobra.Command {
 	var f inviteFlags
 	c := &cobra.Command{

@@ -105,7 +105,8 @@ a name that another board only proposed is taken from it. --unset returns to the
 				if c.Displaced != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "node %s had proposed this name; it %s %s\n", term.SafeLine(c.Displaced), f.did("is now called", "would be called"), term.SafeLine(c.DisplacedName))
 				}
-				// To set a proposed name again would make it the operator's: the first name is undone by --unset.
+				// To set a proposed name again would make it the operator's: the first name is undone by
+				// --unset.
 				undo = f.command(cmd, "rename", c.NodeID) + " --unset"
 				if c.Before.NameSet {
 					undo = f.command(cmd, "rename", c.NodeID) + " " + c.Before.Name

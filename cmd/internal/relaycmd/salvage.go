@@ -74,9 +74,9 @@ because a guess about who may do what is worse than none.`,
 // come first, because they decide between this log and a backup.
 //
 // A range of lost events has an upper bound only (AT MOST): all chains share the numbers, and which chain
-// a missing one was of is not known. At most 256 ranges are listed. The commands are those that --replace performs:
-// mode 0700, since the log has the data of all tenants, and the owner of the directory, since root types
-// them and the relay runs as that owner.
+// a missing one was of is not known. At most 256 ranges are listed. The commands are those that --replace
+// performs: mode 0700, since the log has the data of all tenants, and the owner of the directory, since
+// root types them and the relay runs as that owner.
 func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%d events are in %s: %d verified, %d unverified, seq %d to %d\n", r.Events, r.To, r.Verified, r.Unverified, r.First, r.Last)

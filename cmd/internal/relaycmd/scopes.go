@@ -57,9 +57,10 @@ func topicLimit(topics []string) string {
 	return ", limited to the topics " + strings.Join(topics, " ")
 }
 
-// completeScopes completes a scope: those of the relay that an agent may hold and those of plugins
-// in a state directory, or those that the token holds where a relay is asked. Scopes of devices are left
-// out: a token of class agent cannot hold them, and one of class device needs no flag for them.
+// completeScopes completes the value of --scope and --add-scope: those of the relay that an agent may
+// hold and those of plugins in a state directory, or those that the token holds where a relay is asked.
+// Scopes of devices are left out: a token of class agent cannot hold them, and one of class device needs
+// no flag for them.
 func completeScopes(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	if cmd.Flags().Changed("relay") || cmd.Flags().Changed("token-file") {
 		return cli.WithPrefix(remoteScopes(cmd), word), cobra.ShellCompDirectiveNoFileComp

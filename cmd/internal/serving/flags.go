@@ -11,7 +11,8 @@ import (
 )
 
 // AddCertificateFlags adds --tls-cert and --tls-key to a server's flags. Their defaults are the
-// credentials that systemd passes, if any.
+// credentials that systemd passes, if any: files of the service alone, which it can read without the rights
+// to the originals.
 func AddCertificateFlags(f *pflag.FlagSet, cert, key *string) {
 	f.StringVar(cert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(key, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")

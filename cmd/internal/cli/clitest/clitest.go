@@ -13,7 +13,8 @@ import (
 )
 
 // Run runs command with args below a root command, as main does, and returns its exit code and what
-// it printed. errs ends with the error's text.
+// it printed. errs ends with the error's text. args are those behind the command's name. What main adds to
+// the whole tree is missing: the refusal of wrong arguments as usage errors, help topics and completion.
 func Run(t testing.TB, command *cobra.Command, stdin string, args ...string) (code int, out, errs string) {
 	t.Helper()
 	root := &cobra.Command{Use: "agentctl", SilenceErrors: true, SilenceUsage: true}
@@ -32,7 +33,8 @@ func Run(t testing.TB, command *cobra.Command, stdin string, args ...string) (co
 	return code, o.String(), e.String()
 }
 
-// HideEnvironment hides the variables of agentctl that whoever runs the test has set.
+// HideEnvironment hides the variables of agentctl that whoever runs the test has set. Call it before the
+// commands are made: their flags take defaults from the environment. A test that is parallel cannot use it.
 func HideEnvironment(t testing.TB) {
 	for _, kv := range os.Environ() {
 		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
