@@ -91,7 +91,7 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 		}
 		r.Written = true
 		if err := a.load(cmd.Context(), r); err != nil {
-			_ = r.print(cmd) // the operator reviews what is written now, loaded or not
+			_ = a.out.Print(cmd, r, func() error { return r.print(cmd) }) // the operator reviews what is written now, loaded or not
 			return err
 		}
 	}

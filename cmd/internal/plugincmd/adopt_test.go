@@ -4,10 +4,13 @@ package plugincmd
 
 import (
 	"bytes"
+	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"agentctl/client"
 	"agentctl/relay/plugins/process"
@@ -65,6 +68,23 @@ func TestAdoptReport(t *testing.T) {
 	}
 	if strings.Contains(out.String(), "\x1b") {
 		t.Errorf("the server controls the terminal: %q", out.String())
+	}
+}
+
+// A manifest that is written and cannot be loaded is in the data on stdout all the same, and in no text.
+func TestAdoptPrintsDataIfNotLoaded(t *testing.T) {
+	t.Parallel()
+	a := &adoption{name: "notes", folder: filepath.Join(t.TempDir(), "notes")}
+	cmd := &cobra.Command{Use: "adopt"}
+	a.relay.AddFlags(cmd)
+	a.relay.TokenFile = filepath.Join(t.TempDir(), "missing")
+	a.out.Format = "json"
+	var out bytes.Buffer
+	cmd.SetOut(&out)
+	err := a.finish(cmd, &process.Adoption{Manifest: &process.PluginManifest{Name: "notes"}, JSON: []byte("{}")})
+	var r adoptReport
+	if jsonErr := json.Unmarshal(out.Bytes(), &r); err == nil || jsonErr != nil || !r.Written || r.Loaded {
+		t.Errorf("got %v, and on stdout, %v:\n%s", err, jsonErr, out.String())
 	}
 }
 
