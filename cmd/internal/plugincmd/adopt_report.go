@@ -51,7 +51,7 @@ func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 	m := found.Manifest
 	r := &adoptReport{Name: m.Name, Version: m.Version, Server: found.Server, Protocol: found.Protocol, Path: filepath.Join(a.folder, "plugin.json"),
 		Command: m.Command, Tools: []adoptedTool{}, Resources: len(m.Resources), Templates: len(m.ResourceTemplates), Prompts: []string{},
-		LeftOut: found.LeftOut, Scopes: []string{}, Sandbox: m.Sandbox, relayFlags: " --token-file " + cli.ShellQuote(cmp.Or(a.relay.TokenFile, "operator.token")), isPackaged: a.pluginDir == packagedPlugins}
+		LeftOut: append([]process.LeftOut{}, found.LeftOut...), Scopes: []string{}, Sandbox: m.Sandbox, relayFlags: " --token-file " + cli.ShellQuote(cmp.Or(a.relay.TokenFile, "operator.token")), isPackaged: a.pluginDir == packagedPlugins}
 	for _, t := range m.Tools {
 		r.Tools = append(r.Tools, adoptedTool{t.Name, scopeOf(t.Capability), t.Digest})
 	}

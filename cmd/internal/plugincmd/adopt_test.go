@@ -83,7 +83,7 @@ func TestAdoptPrintsDataIfNotLoaded(t *testing.T) {
 	cmd.SetOut(&out)
 	err := a.finish(cmd, &process.Adoption{Manifest: &process.PluginManifest{Name: "notes"}, JSON: []byte("{}")})
 	var r adoptReport
-	if jsonErr := json.Unmarshal(out.Bytes(), &r); err == nil || jsonErr != nil || !r.Written || r.Loaded {
+	if jsonErr := json.Unmarshal(out.Bytes(), &r); err == nil || jsonErr != nil || !r.Written || r.Loaded || r.LeftOut == nil {
 		t.Errorf("got %v, and on stdout, %v:\n%s", err, jsonErr, out.String())
 	}
 }
