@@ -17,6 +17,8 @@ import (
 )
 
 // adoptReport is what 'plugin adopt' found and did.
+// Its JSON is for scripts and stays compatible. Diff is a unified diff of the two plugin.json. Written
+// and Loaded say how far the command came.
 type adoptReport struct {
 	Name      string                  `json:"name"`
 	Version   string                  `json:"version"`
@@ -64,7 +66,7 @@ func newAdoptReport(a *adoption, found *process.Adoption) *adoptReport {
 	return r
 }
 
-// scopeOf is a capability as tokens have it.
+// scopeOf is a capability as tokens have it. An adopted manifest has NAME.read and NAME.write only.
 func scopeOf(capability string) string { return strings.Replace(capability, ".", ":", 1) }
 
 // print prints the report for people, with the next commands. Its text has names that the server
@@ -83,6 +85,7 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 			fmt.Fprintf(&b, "  tools with the scope %s: %s\n", scope, strings.Join(names, ", "))
 		}
 	}
+	// Prompts and resources name no capability, so they need the first: the scope to read.
 	if len(r.Prompts) > 0 {
 		fmt.Fprintf(&b, "  prompts with the scope %s: %s\n", r.Scopes[0], strings.Join(r.Prompts, ", "))
 	}
@@ -93,6 +96,7 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 		fmt.Fprintf(&b, "  left out: %s: %s\n", l.Name, l.Reason)
 	}
 	r.printSandbox(&b)
+	// The diff comes last but for the next steps: of a long report the end is what a terminal shows.
 	if r.Diff != "" {
 		b.WriteString("\n" + r.Diff + "\n")
 	}

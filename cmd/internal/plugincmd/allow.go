@@ -14,6 +14,16 @@ import (
 	"agentctl/term"
 )
 
+// A plugin that only answers calls needs no consent. One that asks for more (bus in plugin.json) may do
+// none of it until an operator allows that, for one plugin.json, which its digest names:
+//
+//	show       prints what is asked for, and the digest
+//	allow      consents, for some tenants; with --digest only to what was shown
+//	disallow   takes it back
+//
+// The relay stores the consent, and applies it to a plugin that runs without starting it again. It is
+// an administrative change in the audit log, with the operator's identity.
+
 // newPluginShow returns the command plugin show, by which an operator decides before plugin allow. The
 // digest that it prints pins the decision to this plugin.json.
 func newPluginShow() *cobra.Command {
@@ -45,6 +55,7 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 
 // printPluginBus prints what a plugin asks for and whether it is allowed.
 func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
+	// The first row stands in the place of the heads, so that the table has keys in its first column.
 	t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", b.Name)
 	t.Row("VERSION", b.Version)
 	t.Row("DIGEST", b.Digest)
@@ -61,7 +72,8 @@ func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
 }
 
 // allowedText describes where a plugin may act, and who decided it. relayFlags are those of the command
-// that is printed as the next step.
+// that is printed as the next step. Times are in this machine's time zone. By is empty for a plugin of
+// the binary on which nobody decided.
 func allowedText(b *client.PluginBus, relayFlags string) string {
 	switch {
 	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
@@ -111,6 +123,7 @@ scope that the caller lacks.`,
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
 				return printPluginBus(cmd, b)
 			}
+			// Without --tenant the relay takes the tenant of the token; all tenants have to be typed.
 			b, err := rc.AllowPlugin(cmd.Context(), args[0], digest, tenants)
 			if err != nil {
 				return err

@@ -5,6 +5,36 @@
 //
 // 'plugin adopt', 'validate' and 'serve' work on the files of this machine; all others call the
 // relay's control plane over HTTP.
+// # Who runs them, and what they need
+//
+//	adopt              on the relay's machine, as root or as the relay's user: it writes into the plugin
+//	                   directory; with a token of an operator it loads the plugin as well
+//	validate           anywhere, without a relay: in the build of a plugin
+//	serve              systemd, for a plugin that is a service
+//	ls load reload     anywhere, with a token that has kernel:admin, which the class operator has
+//	unload show
+//	allow disallow
+//
+// # Output and exit codes
+//
+// What a command found or did goes to stdout, progress and errors to stderr. Commands that read take -o
+// json and the like; those that change something take --dry-run, which asks the relay for nothing or
+// only reads. A change prints the command that undoes it, or that shows it.
+//
+// The exit codes are those of package cli: 2 for a wrong argument, 3 if no relay answers, 4 if the
+// token may not do this, 7 if the relay does not answer in time, else 1. A plugin.json that is not
+// valid is 1, with a line for each problem.
+//
+// Ctrl-C ends the request to the relay, or the server that is being adopted, and the exit code is 1.
+//
+// # Files
+//
+//	plugin.go          the commands that call the control plane, but for those in allow.go; validate
+//	allow.go           show, allow, disallow: what a plugin may do beyond answering calls
+//	adopt.go           adopt: its flags and its steps
+//	adopt_install.go   adopt: the command that is written, the installation of a package, writing, loading
+//	adopt_report.go    adopt: what it prints
+//	serve.go           the main process of agentctl-relay-plugin@.service
 package plugincmd
 
 import (
@@ -38,6 +68,8 @@ ls, load, reload and unload need a token with the scope kernel:admin:
 }
 
 // newPluginValidate returns the command plugin validate. It needs no relay, for use in a build.
+// It makes the checks that the relay makes of the file when it loads the plugin, schemas included, and
+// none of the folder: owners, the executable and the sandbox are the relay's machine's.
 func newPluginValidate() *cobra.Command {
 	return &cobra.Command{ // without --json: the exit code is the answer
 		Use:     "validate FILE",
@@ -56,6 +88,7 @@ func newPluginValidate() *cobra.Command {
 }
 
 // newPluginLs returns the command plugin ls. Connected boards are in the list: each is a plugin of the kernel.
+// With -o json it prints the list as the relay answered it, with counters that the table leaves out.
 func newPluginLs() *cobra.Command {
 	var rf cli.RelayFlags
 	var out cli.Output
@@ -82,6 +115,7 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 				return err
 			}
 			return out.Print(cmd, plugins, func() error {
+				// LAST ERROR and the notes may quote a plugin; the table makes its cells safe.
 				t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", "VERSION", "STATE", "TOOLS", "RESOURCES", "CALLS", "ERRORS", "SANDBOX", "FAILURES", "LAST ERROR")
 				for _, p := range plugins {
 					t.Row(p.Name, p.Version, p.State, p.Tools, p.Resources, p.Calls, p.Errors, cmp.Or(p.Sandbox, "-"), p.Failures, cmp.Or(p.LastError, "-"))
@@ -105,7 +139,9 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 	return c
 }
 
-// newPluginLoad returns the command plugin load. It lasts until the relay stops.
+// newPluginLoad returns the command plugin load. It lasts until the relay stops. The relay answers once
+// the program has shown that it serves what its manifest declares, or with the reason why not; after a
+// failure nothing of the plugin runs. The folder is one on the relay's machine.
 func newPluginLoad() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "load",
@@ -125,6 +161,7 @@ a socket (systemctl enable --now agentctl-relay-plugin@NAME.socket). 'agentctl p
 }
 
 // newPluginReload returns the command plugin reload. It has no undo: the folder has the new version only.
+// A failure leaves the old version as it is, so the command may be repeated after each correction.
 func newPluginReload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "reload",
@@ -146,7 +183,9 @@ To reload all plugins whose manifest or program has changed, send SIGHUP to the 
 	})
 }
 
-// newPluginUnload returns the command plugin unload, which waits for the calls in flight.
+// newPluginUnload returns the command plugin unload, which waits for the calls in flight. The relay
+// waits 4 s at most before it answers; the tools are gone then, and the process ends soon after. With
+// @VERSION it does nothing to another version, such as one that has just replaced it.
 func newPluginUnload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "unload",
@@ -165,6 +204,7 @@ func newPluginUnload() *cobra.Command {
 
 // pluginChange is a command that loads, reloads or unloads a plugin. They differ in the request and in
 // what is printed as the next step, which ends with a command.
+// The verb is the one of "would load" and, with "ed", of "loaded": it has to be regular.
 type pluginChange struct {
 	verb string
 	cmd  cobra.Command
@@ -173,6 +213,7 @@ type pluginChange struct {
 }
 
 // newPluginChange returns the command of p.
+// --dry-run does not ask the relay, so it succeeds for a name that no plugin has.
 func newPluginChange(p pluginChange) *cobra.Command {
 	var rf cli.RelayFlags
 	var dryRun bool
@@ -190,6 +231,8 @@ func newPluginChange(p pluginChange) *cobra.Command {
 		if err := p.call(rc, cmd.Context(), name); err != nil {
 			return err
 		}
+		// The next step is typed with the same relay and token, which the flags name; those of the
+		// environment and of a context hold for it anyway.
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s%s\n", p.verb, name, p.next(name), cli.RelayHint(cmd))
 		return err
 	}
