@@ -45,10 +45,10 @@ type metricStream struct {
 }
 
 // openStream hands a stream over to a shard. From its first byte on the client learns the
-// reason of an end from the stream, not from an HTTP status (RFC-0009 §3). One exception
-// precedes that byte: a relay that drains.
+// reason of an end from the stream, not from an HTTP status (RFC-0009 §3). The kernel has audited that
+// the stream was opened, so each way out of here has an audit record of its end.
 func (r *Relay) openStream(w http.ResponseWriter, req *http.Request, kr *kernel.Request, source kernel.Stream) {
-	m := &metricStream{relay: r, source: source, caller: kr.Caller, closed: kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor,
+	m := &metricStream{relay: r, source: source, caller: kr.Caller, closed: kernel.Record{Tenant: kr.Caller.Tenant, Actor: kr.Caller.Actor, Address: kr.Caller.Address,
 		Tool: kr.Tool, NodeID: kr.Target().NodeID, Decision: kernel.Closed, TraceID: kr.TraceID}}
 	if !r.streamPool.TryAcquire(identityOf(kr.Caller), 1) {
 		source.Close()
@@ -62,13 +62,16 @@ func (r *Relay) openStream(w http.ResponseWriter, req *http.Request, kr *kernel.
 	var err error
 	if m.Writer, err = r.streams.Open(w, req, sse.Options{}); err != nil {
 		m.release()
+		m.closed.Reason = "close=0" // the connection broke: there was no close event
 		if errors.Is(err, sse.ErrDraining) {
 			e := &manifest.Error{Code: manifest.NodeOffline, Message: "the relay is stopping; connect again", RetryAfterMS: 1000, Reason: "stopping", Outcome: manifest.NotSent}
+			m.closed.Code, m.closed.Reason = e.Code, e.Reason
 			r.writeError(w, edge.Status(e.Code), e, kr.TraceID)
 		}
+		r.kernel.Audit(m.closed)
 		return
 	}
-	m.Handler, m.Active, m.closed.Address = m, kr.Caller.Active, kr.Caller.Address
+	m.Handler, m.Active = m, kr.Caller.Active
 	if overQuota {
 		r.metrics.overQuota.Add(1)
 		if r.endpoints.enforceQuota.Load() {
