@@ -107,8 +107,8 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 		return bad(`the body must be strict JSON of the form {"tool":"...","arguments":{...}} with no other keys`)
 	}
 	kr.Tool, kr.Arguments, kr.Stream = b.Tool, []byte(b.Arguments), isStreamTool(b.Tool)
-	// The name alone says whether the answer is a stream, so Accept is checked before the kernel
-	// looks for the tool: who asks for another form than it accepts learns that first.
+	// The name alone says whether the answer is a stream. So Accept is checked before the kernel
+	// looks for the tool, and a client that does not accept that form learns it first.
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
 	if kr.Stream && !wantStream {
 		return bad("this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")

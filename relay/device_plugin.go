@@ -16,7 +16,7 @@ import (
 // device is a connected device as a plugin of the kernel: its link loads the plugin and
 // unloads it, and its capabilities are the plugin's tools. Commands go through the hub's
 // node. It also offers the newest metric frame as a resource.
-// A device is made each time its node becomes ready, and changes no more but for the frame. Being
+// A device is made each time its node becomes ready, and does not change except for the frame. Being
 // unlisted, or ready again, replaces it in the kernel by another one of the node, which keeps the
 // limits of the capabilities that are the same.
 type device struct {

@@ -307,9 +307,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
 	tuneScheduler()
-	// ctx ends none of these: the drain below cancels each in its turn. A context that is derived
-	// from another one cannot outlive it, so a component still has the queue, and the queue the
-	// log.
+	// ctx ends none of these: the drain below cancels them one after the other. A context that is
+	// derived from another one cannot outlive it, so a component still has the queue, and the queue
+	// the log.
 	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
 	queueCtx, stopQueue := context.WithCancel(logCtx)
 	components, stopComponents := context.WithCancel(queueCtx)

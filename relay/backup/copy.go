@@ -16,10 +16,9 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Copying beside a relay that runs. Two things must not happen: that the relay's commits wait long
-// behind our reads and writes, and that the copy has half of a transaction. Against the one, bytes
-// are limited per second and synced in small parts; against the other, databases are copied from a
-// snapshot by SQLite's online backup and not as files.
+// Copying beside a relay that runs. Its commits must not wait long behind our reads and writes, so
+// bytes are limited per second and synced in small parts. The copy must not have half of a
+// transaction, so databases are copied from a snapshot by SQLite's online backup and not as files.
 
 // Speeds of copying, bytes per second.
 const (

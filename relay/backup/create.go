@@ -82,7 +82,7 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// Runs after the deferred removal below: until then the partial directory is locked.
+	// Runs after the removal below, so that the directory is locked as long as it exists.
 	defer unlock()
 	defer func() {
 		if err != nil {

@@ -60,7 +60,8 @@ func (e *OtherRelayError) Error() string {
 	return fmt.Sprintf("the state directory is of relay %s, the backup is of relay %s", e.Is, e.Backup)
 }
 
-// Verify checks that every file of a backup is there, with the content that the manifest describes.
+// Verify checks that every file of a backup is there, with the content that the manifest describes. Other
+// files in the directory are ignored, and Restore copies none of them.
 func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	m, err := readManifest(dir)
 	if err != nil {

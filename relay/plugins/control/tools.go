@@ -339,7 +339,7 @@ func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (a
 }
 
 // health answers kernel.health.get.
-// Its status is degraded while there is any problem, also in a relay that has its event log.
+// Its status is degraded while there is any problem, not only in a relay without its event log.
 func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 	s := p.opt.Kernel.Stats()
 	problems := []string{}
