@@ -1,6 +1,7 @@
 package relaycmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -37,7 +38,7 @@ func (l *localInvites) CreateInvite(ctx context.Context, req client.InviteReques
 	}
 	var inv *auth.Invite
 	var code string
-	err = l.change(kernel.Record{Tenant: req.Tenant, Tool: "invites.create"}, dryRun, func(r *kernel.Record) (err error) {
+	err = l.change(kernel.Record{Tenant: cmp.Or(req.Tenant, auth.DefaultTenant), Tool: "invites.create"}, dryRun, func(r *kernel.Record) (err error) {
 		inv, code, err = l.store.CreateInvite(ctx, auth.InviteRequest{Class: req.Class, Tenant: req.Tenant, Name: req.Name, Tags: req.Tags,
 			Scopes: req.Scopes, AddScopes: req.Add, Topics: req.Topics, PluginScopes: dir.scopes, Uses: req.Uses, TTL: time.Duration(req.TTLMS) * time.Millisecond, DryRun: dryRun})
 		if err == nil {
@@ -75,8 +76,10 @@ func (l *localInvites) Invites(ctx context.Context) ([]client.Invite, error) {
 // exit code 1: it is a word that was mistyped, or an invite that was deleted some time after its end.
 func (l *localInvites) RevokeInvite(ctx context.Context, prefix string, dryRun bool) (*client.Invite, error) {
 	var inv *auth.Invite
-	err := l.change(kernel.Record{Tenant: l.tenant, Tool: "invites.revoke", Target: prefix}, dryRun, func(*kernel.Record) (err error) {
-		inv, err = l.store.RevokeInvite(ctx, l.tenant, prefix, dryRun)
+	err := l.change(kernel.Record{Tenant: l.tenant, Tool: "invites.revoke", Target: prefix}, dryRun, func(r *kernel.Record) (err error) {
+		if inv, err = l.store.RevokeInvite(ctx, l.tenant, prefix, dryRun); err == nil {
+			r.Tenant = inv.Tenant
+		}
 		return err
 	})
 	if bad, ok := errors.AsType[*auth.Error](err); ok {
