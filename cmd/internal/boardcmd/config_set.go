@@ -13,6 +13,7 @@ import (
 	"agentctl/config"
 	"agentctl/configctl"
 	"agentctl/control"
+	"agentctl/term"
 )
 
 // A change of a setting: withKey finds the key, set parses the value, session connects,
@@ -111,10 +112,14 @@ func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) err
 		fmt.Fprintf(w, "%s was not set in %s; it is %s (%s)\n", key.Name, c.Path, before, c.Origin)
 	case f.dryRun:
 		fmt.Fprintf(w, "would change %s from %s to %s in %s\n", key.Name, before, after, c.Path)
+	case key.Kind == config.KindRules: // no command takes rules
+		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo by writing into a configuration file:\n\n", key.Name, before, after, c.Path)
+		err = term.WriteYAML(term.JSONWriter(w), config.Nest(map[string]any{key.Name: c.Old}))
+		fmt.Fprintf(w, "\n%s\n", c.EffectText())
 	default:
 		fmt.Fprintf(w, "%s: %s -> %s\nsaved in %s; undo with: %s%s\n%s\n", key.Name, before, after, c.Path, undoChange(c), cli.GivenFlags(cmd, "config", "state-dir", "socket"), c.EffectText())
 	}
-	return nil
+	return err
 }
 
 // undoChange is the command that undoes a change: it removes a setting that had not been saved before, and

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/cli/clitest"
 	"agentctl/config"
 	"agentctl/configctl"
 	"agentctl/control"
@@ -77,5 +79,28 @@ func TestUndoChange(t *testing.T) {
 		if got := undoChange(&tt.change); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// Alert rules that are removed are printed as a file has them: config set could not restore them.
+func TestUnsetRules(t *testing.T) {
+	clitest.HideEnvironment(t)
+	dir := t.TempDir()
+	const rules = "alerts:\n  rules:\n    - id: hot\n      metric: temperature_c\n      op: '>'\n      threshold: 80\n"
+	file := filepath.Join(dir, config.SettingsFile)
+	if err := os.WriteFile(file, []byte(rules+"      level: warn\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := clitest.Run(t, newConfig(), "", "unset", "alerts.rules", "--state-dir", dir)
+	if code != 0 || errs != "" || !strings.Contains(out, rules) || strings.Contains(out, "config set") {
+		t.Fatalf("exit %d, %q, %q", code, out, errs)
+	}
+	_, again, _ := strings.Cut(out, "\n\n")
+	again, _, _ = strings.Cut(again, "\n\n")
+	if err := os.WriteFile(file, []byte(again+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if given, problems := config.ReadFile(file); len(problems) > 0 || len(given) != 1 {
+		t.Errorf("what was printed is no file: %v\n%s", problems, again)
 	}
 }
