@@ -249,9 +249,9 @@ func printJoined(w io.Writer, t *joinctl.Target, j *joinctl.Joined, online bool)
 	return nil
 }
 
-// explainJoin gives an error of join or leave its exit code and the next step. What the daemon would
-// advise about the same error is daemon.JoinHint; a person at a terminal can do more in two cases: use
-// sudo, and repeat.
+// explainJoin gives an error of join, or of the files of leave, its exit code and the next step. What the
+// daemon would advise about the same error is daemon.JoinHint; a person at a terminal can do more in two
+// cases: use sudo, and repeat.
 //
 // The relay's refusals are exit code 4, but for that of a nonce (enrollment.ReasonNonce): a repeat gets a
 // new one.

@@ -9,6 +9,9 @@ import (
 	"io/fs"
 
 	"github.com/spf13/cobra"
+
+	"agentctl/cmd/internal/cli"
+	"agentctl/transport/enroll"
 )
 
 // newLeave makes the command leave, which needs no relay: a board must be able to leave one that is gone.
@@ -55,7 +58,7 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
 		return o.out.Print(cmd, answer, func() error { return nil })
 	case err != nil:
-		return explainJoin(err)
+		return explainLeave(err)
 	// A damaged credential is removed as well. It is nil if its relay and node could not be read.
 	case cred != nil:
 		answer.NodeID, answer.Relay = cred.NodeID, cred.Relay
@@ -69,4 +72,14 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 		fmt.Fprintln(w, "Join again with a new line of: agentctl invite")
 		return nil
 	})
+}
+
+// explainLeave gives an error of leave its exit code and the next step. What is not about the files of the
+// state directory is about the daemon or the time: the credentials may be removed by then, and a repeat
+// says so.
+func explainLeave(err error) error {
+	if errors.Is(err, fs.ErrPermission) || errors.As(err, new(*enroll.StorageError)) {
+		return explainJoin(err)
+	}
+	return cli.Errorf(cli.ExitFailure, "%w\ndo the same again, and see: agentctl status", err)
 }
