@@ -39,9 +39,10 @@ func Wrap(dir, store string, err error) error {
 	return &Error{store, kind, err}
 }
 
-// readOnlyCache remembers whether a directory could be written: the check is a write itself.
+// readOnlyCache remembers whether a directory could be written: the check is a write itself. It knows
+// the last directory only, since the stores of a relay are in one.
 type readOnlyCache struct {
-	mu     sync.Mutex
+	mu     sync.Mutex // held across the write, so that many callers that fail at once make one
 	dir    string
 	at     time.Time
 	result bool
@@ -53,7 +54,8 @@ var readOnly readOnlyCache
 // that fail at once, and shorter than a fault takes to turn into another one.
 const readOnlyInterval = 500 * time.Millisecond
 
-// check reports whether the filesystem of a directory refuses every change (EROFS).
+// check reports whether the filesystem of a directory refuses every change (EROFS), by making a file
+// there. Other errors of that, such as no space, are for Classify to name.
 func (c *readOnlyCache) check(dir string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +72,8 @@ func (c *readOnlyCache) check(dir string) bool {
 }
 
 // TimedOut wraps the end of a request's context while it waited for a store, so that its
-// caller learns what it waited for. Other errors and nil are returned as they are.
+// caller learns what it waited for. Other errors and nil are returned as they are. It is for calls that
+// wait for nothing but the store.
 func TimedOut(store string, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return &Error{store, Hung, err}
@@ -102,6 +105,8 @@ func (e *Error) As(target any) bool {
 // has ended.
 const retryAfterMS = 5000
 
+// answer is the error that a client gets. Its code is that of an internal error, since the codes are a
+// closed set; Reason and the text say that the disk was the cause.
 func answer(kind Kind) *manifest.Error {
 	e := &manifest.Error{Code: manifest.Internal, Reason: Reason, ShowReason: true, Message: messages[kind]}
 	if e.Message == "" {

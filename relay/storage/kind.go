@@ -58,7 +58,8 @@ func (k Kind) severity() int {
 }
 
 // Classify returns the kind of fault that an error is, or "" for an error that says nothing
-// about the disk: a canceled request, a constraint, a value out of range.
+// about the disk: a canceled request, a constraint, a value out of range. The end of a context is none
+// here, because most do not end for the disk; TimedOut is for those that do.
 func Classify(err error) Kind {
 	if err == nil {
 		return ""
@@ -96,7 +97,8 @@ func Classify(err error) Kind {
 	return ""
 }
 
-// classifySQLite maps a result code of SQLite, primary or extended.
+// classifySQLite maps a result code of SQLite (https://www.sqlite.org/rescode.html), primary or extended;
+// the low byte of an extended code is the primary one.
 func classifySQLite(code int) Kind {
 	switch code & 0xff {
 	case sqlite3.SQLITE_FULL:

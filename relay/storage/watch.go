@@ -30,8 +30,12 @@ type Problem struct {
 	Warning bool `json:"warning,omitempty"`
 }
 
-// Watch observes one store. Its methods may be called from any goroutine; all of them accept
-// a nil Watch, which does nothing.
+// Watch observes one store. Its methods may be called from any goroutine; the exported ones accept
+// a nil Watch, which does nothing. It keeps three things, which Problems puts together:
+//
+//	inFlight  operations that have begun: the oldest one shows a disk that is slow or hangs now
+//	faults    of each name of an operation, what its last end has shown; the next end replaces or clears it
+//	problems  what Report added, and damage; until Resolve
 type Watch struct {
 	name string
 	now  func() time.Time
@@ -88,7 +92,8 @@ func (w *Watch) Name() string {
 	return w.name
 }
 
-// Operation is a disk operation that has begun.
+// Operation is a disk operation that has begun. It is a value, so that a bracket allocates nothing; the
+// zero Operation is that of a nil Watch.
 type Operation struct {
 	w     *Watch
 	name  string
@@ -141,7 +146,7 @@ func (o Operation) End(err error) {
 		w.stats.Slow++
 	}
 	switch {
-	case kind == Damaged:
+	case kind == Damaged: // not a fault: an operation that reads other pages succeeds, and would clear it
 		w.reportLocked("operation", Problem{Kind: Damaged, Operation: o.name, Detail: err.Error(), Since: now})
 	case kind != "":
 		w.setFaultLocked(fault{Problem{Kind: kind, Operation: o.name, Detail: err.Error(), Since: now}, took})
@@ -153,7 +158,7 @@ func (o Operation) End(err error) {
 }
 
 // setFaultLocked records a fault. One of an operation that had a fault already keeps the time at which
-// that began.
+// that began, also when the kind is another one: a disk that was slow and now fails is one fault.
 func (w *Watch) setFaultLocked(f fault) {
 	f.Detail = bounded(f.Detail)
 	i := slices.IndexFunc(w.faults, func(g fault) bool { return g.Operation == f.Operation })
@@ -191,7 +196,7 @@ func (w *Watch) SetProbe(fn func(context.Context) error) {
 }
 
 // Report adds a problem that the owner of the store knows of, or replaces the one of this id.
-// A problem without a time gets the present one, or keeps that of the problem it replaces.
+// A problem without a time gets the present one; one that replaces another keeps the time of that.
 func (w *Watch) Report(id string, p Problem) {
 	if w == nil {
 		return
@@ -255,7 +260,6 @@ func (w *Watch) Problems() []Problem {
 }
 
 // oldestLocked describes the oldest operation in flight if it has taken longer than SlowAfter.
-// The problem began with the operation, or with the standing fault that it follows.
 func (w *Watch) oldestLocked(now time.Time) (Problem, bool) {
 	var oldest inFlightSlot
 	for _, f := range w.inFlight {
@@ -275,7 +279,8 @@ func (w *Watch) oldestLocked(now time.Time) (Problem, bool) {
 }
 
 // Stuck returns an *Error while an operation has been in flight for longer than d: whatever
-// needs the store now waits behind it. nil otherwise, and for a nil Watch.
+// needs the store now waits behind it. nil otherwise, and for a nil Watch. Callers ask before they begin
+// to wait: Err would refuse them as well for a fault that the next operation may clear.
 func (w *Watch) Stuck(d time.Duration) error {
 	if w == nil {
 		return nil
