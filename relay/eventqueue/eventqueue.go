@@ -12,6 +12,11 @@
 // gateway publishes, do not wait here, since a busy relay has thousands a second: they are offered to
 // the log below. If that refuses them, or accepts and then does not store them (Dropped), they are
 // counted in a gap as well.
+//
+// An event goes from waiting to the log in the order in which it came, or into the gap of its tenant. The
+// gap is closed, and queued as an event, by the next event of the tenant that is accepted, or when
+// nothing else waits. So it is written before what came after it. Everything is in memory: if the relay
+// is killed during a fault of the disk, what waits is lost, and so are the gaps.
 package eventqueue
 
 import (
@@ -34,7 +39,8 @@ import (
 // gapType is the type of the event that says what the log lacks. Its payload is a Gap.
 const gapType = "log.gap"
 
-// Bounds of a Queue. A tenant holds at most half of each.
+// Bounds of a Queue. A tenant holds at most half of the events and bytes. A batch has as many events as
+// one Append of the event log may have (eventlog.MaxAppend).
 const (
 	maxEvents = 32_768
 	maxBytes  = 16 << 20 // payloads and eventOverhead
@@ -72,7 +78,7 @@ type Options struct {
 type Stats struct {
 	Waiting int    // events
 	Bytes   int    // of them
-	Lost    uint64 // events that a gap reports
+	Lost    uint64 // events that were not kept: a gap reports them, but for those that the log refused
 	// Unreported are those of Lost whose gap is not written, nor waits to be.
 	Unreported uint64
 }
@@ -84,7 +90,9 @@ type Queue struct {
 	log    *zap.Logger
 	queued chan struct{} // holds one signal: something waits
 
-	singles int // how many of the next events are written one by one; used by Run
+	// How many of the next events are written one by one, since the log has refused the batch that they
+	// were in; used by Run.
+	singles int
 
 	mu      sync.Mutex // a leaf lock; protects the fields below
 	waiting []kernel.Event
@@ -104,13 +112,14 @@ var (
 	_ kernel.FaultReporter = (*Queue)(nil)
 )
 
-// New makes a Queue. It starts no goroutine.
+// New makes a Queue. It starts no goroutine. Events that are offered before Run wait, or go to the log
+// below if they pass through.
 func New(o Options) *Queue {
 	return &Queue{opt: o, log: cmp.Or(o.Logger, zap.NewNop()), queued: make(chan struct{}, 1),
 		tenants: make(map[string]share), gaps: make(map[string]*Gap)}
 }
 
-// Fault implements kernel.FaultReporter.
+// Fault implements kernel.FaultReporter. Without a log it is storage.Missing, which is not retryable.
 func (q *Queue) Fault() error {
 	if q.opt.Log == nil {
 		return &storage.Error{Store: q.opt.Store, Kind: storage.Missing}
@@ -120,7 +129,8 @@ func (q *Queue) Fault() error {
 
 // Append implements kernel.Log. It appends to the log below and does not wait behind what is
 // queued here: its events are of other aggregates. While the disk has hung for some seconds it
-// fails at once; a wait that ends with ctx says that the disk was the reason.
+// fails at once; a wait that ends with ctx says that the disk was the reason. A full log is reported as
+// the fault of the disk that made it full, if there is one: the caller then gets the right answer.
 func (q *Queue) Append(ctx context.Context, events ...kernel.Event) (uint64, error) {
 	if q.opt.Log == nil {
 		return 0, q.Fault()
@@ -129,7 +139,7 @@ func (q *Queue) Append(ctx context.Context, events ...kernel.Event) (uint64, err
 		return 0, err
 	}
 	last, err := q.opt.Log.Append(ctx, events...)
-	if errors.Is(err, kernel.ErrLogFull) {
+	if errors.Is(err, kernel.ErrLogFull) { // the queue of the log is full because of the fault
 		if fault := q.Fault(); fault != nil {
 			return 0, fault
 		}
@@ -162,7 +172,7 @@ func (q *Queue) Last() uint64 {
 }
 
 // Offer implements kernel.Log: it never waits. false: the event is not kept, and a gap will
-// say so.
+// say so, unless there is no log or the event is malformed (kernel.Event.Check).
 func (q *Queue) Offer(e kernel.Event) bool {
 	if q.opt.Log == nil {
 		return false
@@ -195,12 +205,14 @@ func (q *Queue) Offer(e kernel.Event) bool {
 	return true
 }
 
-// passesThrough reports whether an event is one of those that do not wait here.
+// passesThrough reports whether an event is one of those that do not wait here: types "call" and "event",
+// and those that begin with one of these and a dot.
 func passesThrough(typ string) bool {
 	group, _, _ := strings.Cut(typ, ".")
 	return group == "call" || group == "event"
 }
 
+// pushLocked queues an event without a look at the bounds.
 func (q *Queue) pushLocked(e kernel.Event) {
 	size := len(e.Payload) + eventOverhead
 	s := q.tenants[e.Tenant]
@@ -210,7 +222,8 @@ func (q *Queue) pushLocked(e kernel.Event) {
 	q.bytes += size
 }
 
-// addGapLocked counts an event that is not kept.
+// addGapLocked counts an event that is not kept. Beyond maxGaps, further tenants share the gap of the
+// relay itself, whose tenant is "".
 func (q *Queue) addGapLocked(e *kernel.Event) {
 	q.lost++
 	tenant := e.Tenant
@@ -261,7 +274,8 @@ func (q *Queue) signal() {
 }
 
 // Run writes what waits until ctx ends, and then tries once more. What the disk does not take
-// then is lost, and logged.
+// then is lost, and logged. It gathers events for gatherInterval before each batch, retries each second
+// after a failure, and writes one batch right behind the other while a full one waits.
 func (q *Queue) Run(ctx context.Context) error {
 	if q.opt.Log == nil {
 		<-ctx.Done()
@@ -300,7 +314,8 @@ func (q *Queue) Run(ctx context.Context) error {
 	}
 }
 
-// finish makes one last attempt.
+// finish makes one last attempt, which ends with the first error. An Append that its timeout ends may be
+// stored all the same; nobody writes it again.
 func (q *Queue) finish() {
 	ctx, cancel := context.WithTimeout(context.Background(), finalTimeout)
 	defer cancel()
@@ -346,7 +361,8 @@ func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	return q.remove(len(batch), false), nil
 }
 
-// Mark returns a number for Wait: how many events were ever queued.
+// Mark returns a number for Wait: how many events were ever queued. The two let a reader see in the log
+// what was offered before it asked.
 func (q *Queue) Mark() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
