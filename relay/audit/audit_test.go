@@ -24,6 +24,13 @@ import (
 	"agentctl/relay/storage"
 )
 
+// flush writes and syncs what is queued, refusals included, and waits for the disk.
+func (l *Log) flush() {
+	l.ioMu.Lock()
+	defer l.ioMu.Unlock()
+	l.writer.pass(true, true)
+}
+
 // disk is the disk of a test. It works until the test sets a fault (disk.set).
 type disk struct {
 	mu          sync.Mutex    // protects the fields below
@@ -214,7 +221,7 @@ func TestLine(t *testing.T) {
 	l.Write(&kernel.Record{Tenant: "default", Actor: `a"b\c` + "\u202e", Address: netip.MustParseAddr("::ffff:192.0.2.7"), Tool: strings.Repeat("t", 300), NodeID: "n",
 		Target: "x", Decision: kernel.Denied, Code: "E_BAD_REQUEST", Reason: "scope", TraceID: "id"})
 	l.Write(&kernel.Record{Tenant: "default", Decision: kernel.Allowed})
-	l.Flush()
+	l.flush()
 	b, err := os.ReadFile(l.decisionsPath())
 	if err != nil {
 		t.Fatal(err)
@@ -431,13 +438,13 @@ func TestOnLost(t *testing.T) {
 func TestLyingDisk(t *testing.T) {
 	l, d := open(t, Options{})
 	l.Write(record("ci", 0))
-	l.Flush()
+	l.flush()
 	d.set(func() { d.lie = true })
 	l.Write(record("ci", 1))
-	l.Flush()
+	l.flush()
 	d.set(func() { d.lie = false })
 	l.Write(record("ci", 2))
-	l.Flush()
+	l.flush()
 	b, err := os.ReadFile(l.decisionsPath())
 	if err != nil {
 		t.Fatal(err)
@@ -493,10 +500,10 @@ func writeNumbered(l *Log, n, bytes int) int {
 	for range bytes / lineBytes {
 		l.Write(record("ci", n))
 		if n++; n%100 == 0 {
-			l.Flush()
+			l.flush()
 		}
 	}
-	l.Flush()
+	l.flush()
 	return n
 }
 
@@ -572,13 +579,13 @@ func TestMovedFile(t *testing.T) {
 		l, d := open(t, Options{})
 		l.Write(record("ci", 0))
 		d.set(func() { d.writeErr, d.maxWrite = syscall.EIO, 10 })
-		l.Flush()
+		l.flush()
 		moved := l.decisionsPath() + ".old"
 		if err := os.Rename(l.decisionsPath(), moved); err != nil {
 			t.Fatal(err)
 		}
 		d.set(func() { d.writeErr = nil })
-		l.Flush()
+		l.flush()
 		if lines := readLines(t, l.decisionsPath()); len(lines) != 1 {
 			t.Errorf("%v", lines)
 		}
@@ -594,9 +601,9 @@ func TestTornFile(t *testing.T) {
 	}
 	l, _ := open(t, Options{Dir: dir, MaxAge: -1})
 	l.Write(record("ci", 1))
-	l.Flush()
+	l.flush()
 	l.Write(record("ci", 3))
-	l.Flush()
+	l.flush()
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -616,7 +623,7 @@ func TestAge(t *testing.T) {
 		first := func() string { return readLines(t, path)[0]["trace_id"].(string) }
 		for i := range 200 { // an hour each
 			l.Write(record("ci", i))
-			l.Flush()
+			l.flush()
 			// The files keep the time of the real clock; the test sets its own.
 			for part := 0; part <= maxParts; part++ {
 				name := l.writer.decisions.part(part)
@@ -650,7 +657,7 @@ func TestAge(t *testing.T) {
 	}
 	l, _ := open(t, Options{Dir: dir})
 	l.Write(record("ci", 1))
-	l.Flush()
+	l.flush()
 	if n := len(readLines(t, l.decisionsPath())); n != 4 {
 		t.Errorf("%d lines", n)
 	}
@@ -786,7 +793,7 @@ func BenchmarkWrite(b *testing.B) {
 			n++
 		}
 		took += time.Since(started)
-		l.Flush() // what the writer does meanwhile, on another processor
+		l.flush() // what the writer does meanwhile, on another processor
 	}
 	b.ReportMetric(float64(took.Nanoseconds())/float64(n), "ns/record")
 	if err := l.Close(); err != nil || l.Stats().Lost > 0 {

@@ -39,7 +39,8 @@ func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error,
 }
 
 // RecordLocal writes the line of such a change after it was made: of one that replaces what is in the
-// state directory.
+// state directory. A line before would go into files that are about to be replaced. If it cannot be
+// written, the change is made all the same, and the caller reports the error.
 func RecordLocal(dir string, r kernel.Record) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
 	return appendLocal(dir, &r)
