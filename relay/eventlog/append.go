@@ -13,6 +13,17 @@ import (
 	"agentctl/relay/kernel"
 )
 
+// A request passes through these states:
+//
+//	queued    in Store.queue. Its caller may still withdraw it (cancelQueued); a disk that hangs, or the
+//	          end of Run, fails it (failQueuedLocked)
+//	taken     part of the batch that Run commits. Its outcome is known only when the transaction ends;
+//	          a caller whose context ends before gets an error that leaves it open
+//	answered  done is closed, or for an offer nothing more happens but Options.OnDrop after an error
+//
+// The queue has bounds, beyond which callers get an error at once: they can answer their clients with it,
+// and a slow disk costs a bounded amount of memory.
+
 // appendRequest is the events of one caller, which are stored all or not at all. While it
 // is in the queue, Store.mu protects the queue's reference to it; once taken it belongs to
 // the goroutine of Run until done is closed.
@@ -27,13 +38,15 @@ type appendRequest struct {
 	err        error
 }
 
-// tenant is whose share of the queue the request takes. The events of a caller are of one tenant.
+// tenant is whose share of the queue the request takes: that of its first event. A batch of eventqueue,
+// or of snapshots, can have events of several tenants.
 func (r *appendRequest) tenant() string { return r.events[0].Tenant }
 
 // queueShare is what waits for one tenant.
 type queueShare struct{ events, bytes int }
 
-// newAppendRequest makes the request of a caller, who may reuse its slices.
+// newAppendRequest makes the request of a caller, who may reuse its slices: also one that gave up while Run
+// was writing them. Offer does not copy, by the contract of kernel.Log.
 func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	r := &appendRequest{events: slices.Clone(events)}
 	for i := range r.events {
@@ -42,7 +55,8 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	return r, r.check()
 }
 
-// check checks the events, and makes their payloads compact.
+// check checks the events, and makes their payloads compact. It runs in the caller's goroutine, so that
+// the writer has less to do; what passes is stored and hashed byte for byte.
 func (r *appendRequest) check() error {
 	for i := range r.events {
 		e := &r.events[i]
@@ -117,8 +131,9 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 }
 
 // Offer implements kernel.Log. It does not wait: an offered event is durable within
-// 200 ms on a disk that keeps up. An event that is not stored, for whatever reason, counts in
-// Stats.Dropped. Offers may be made before Run begins.
+// 200 ms on a disk that keeps up: offerInterval for others to share its transaction, and the rest for
+// the commit. An event that is not stored, for whatever reason, counts in Stats.Dropped. Offers may be
+// made before Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
 	r := &appendRequest{offer: [1]kernel.Event{e}, offered: true}
 	r.events = r.offer[:]
@@ -139,7 +154,8 @@ func (s *Store) Offer(e kernel.Event) bool {
 // that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An
 // Append larger than the bounds is accepted by an empty queue. A tenant gets at most half of the
 // queue, and its offers a quarter, so that it cannot crowd out the others; all offers together get
-// half, so that they cannot crowd out callers that wait.
+// half, so that they cannot crowd out callers that wait. Nothing is refused for its tenant's share alone
+// while the tenant has nothing in the queue, however large it is.
 func (s *Store) enqueueLocked(r *appendRequest) error {
 	share := s.queuedBy[r.tenant()]
 	events, size := share.events+len(r.events), share.bytes+r.bytes
@@ -210,9 +226,9 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest requests from the queue: as many as one transaction may have,
-// and at least one unless the queue is empty. A request is not split, since its events are kept
-// all or none. more reports that it left some.
+// takeBatch removes the oldest requests from the queue, appends and offers in the order in which they
+// came: as many as one transaction may have, and at least one unless the queue is empty. A request is not
+// split, since its events are kept all or none. more reports that it left some.
 func (s *Store) takeBatch() (batch []*appendRequest, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -255,7 +271,8 @@ func (s *Store) failQueuedLocked(err error) {
 }
 
 // stallTimeout is how long a write may take before callers of Append are no longer kept waiting for
-// it. It does not end the write, which the kernel does not allow.
+// it. It does not end the write, which the kernel does not allow. The callers of the batch itself go on
+// waiting for their contexts: whether their events are stored is not known before the write returns.
 const stallTimeout = 10 * time.Second
 
 // stall is called when a write has taken stallTimeout: the appends that wait behind it fail, and so do

@@ -43,14 +43,19 @@ func (h *hasher) next(prev rowHash, e *kernel.Event) rowHash {
 }
 
 // chain is the rows of one class of one tenant: a row of the table chains. Rows below mark are
-// gone, and anchor is the hash of the last of them; head is the hash of the newest row, last.
+// gone, and anchor is the hash of the last of them; head is the hash of the newest row, last. A check of
+// the rows from the mark on begins with anchor and must end with head.
+//
+//	last is 0      no row yet: the writer that has made it is about to add one
+//	mark <= last   the row last is there, and so is every row of the chain from mark on
+//	mark > last    retention has removed all of them; mark is last+1, and the next row continues from head
 type chain struct {
 	id           int64
 	tenant       string
 	class        Class
 	mark, last   uint64
 	anchor, head rowHash
-	rows, bytes  int64
+	rows, bytes  int64 // that are kept; bytes is an estimate for quotas, with words and the chain itself
 
 	changed bool // since it was read or written
 
@@ -73,7 +78,8 @@ type chainKey struct {
 }
 
 // Sizes of rows for quotas: what SQLite needs beside the texts. Pages of a table that only grows
-// at its end are full, so the sum is nearly what the rows use on disk.
+// at its end are full, so the sum is nearly what the rows use on disk. The bound of the files is not held
+// by these estimates, but by counting pages (fileSpace).
 const (
 	rowOverhead   = 46
 	wordOverhead  = 34

@@ -32,6 +32,7 @@ func classOf(eventType string) Class {
 func classesOf(patterns []string) (state, calls bool) {
 	for _, p := range patterns {
 		prefix, isPrefix := strings.CutSuffix(p, "*")
+		// "call*" selects both classes, since "callback" would be state; "call.*" selects calls alone.
 		isBelowCalls := strings.HasPrefix(prefix, callType+".")
 		if isPrefix {
 			state = state || !isBelowCalls
@@ -45,7 +46,15 @@ func classesOf(patterns []string) (state, calls bool) {
 }
 
 // callRow is the payload of a call as the table calls has it: kind + actor + trace in
-// hexadecimal + rest. kind and actor are texts that many calls share.
+// hexadecimal + rest. kind and actor are texts that many calls share:
+//
+//	kind   {"tool":"sys.….snapshot","node_id":"…","decision":"allow","code":"","actor":
+//	actor  "ci","trace_id":"
+//	trace  16 bytes, which are different in each call
+//	rest   "}
+//
+// The four parts are joined without a look at their JSON, so that any payload comes back byte for byte, as
+// its hash needs it.
 type callRow struct {
 	kind, actor string
 	trace       [16]byte
@@ -77,6 +86,7 @@ func splitCall(payload string) (r callRow) {
 	_, _ = hex.Decode(r.trace[:], []byte(digits)) // does not allocate: the copy is small
 	r.hasTrace, r.rest = true, traceEnd
 	r.kind = payload[:at]
+	// Where it is split does not matter for the bytes, only for how many rows share the words.
 	if i := strings.LastIndex(r.kind, actorKey); i >= 0 {
 		i += len(actorKey)
 		r.kind, r.actor = payload[:i], payload[i:at]

@@ -26,10 +26,34 @@
 //
 // # Retention
 //
-// Old rows are deleted from the front only: everything below the retention mark is gone,
+// Old rows are deleted from the front of a chain only: everything below its retention mark is gone,
 // and everything from the mark on is complete. Triggers enforce that the mark only grows
 // and that no other row is changed or deleted. Options.Snapshot lets the owner write the
 // state of the deleted events again (retention.go). docs/eventlog.md has the file format.
+//
+// # Life of a Store
+//
+// Open locks the file, converts one of the first format, refuses one that is damaged or not the expected
+// one, and checks the rows of state. Until Run begins, nobody writes, and Replay reads pages without
+// SQLite. Run is the one writer. When it ends, it commits what is queued and refuses the rest. Close comes
+// last. After kill -9 or a power cut, SQLite keeps the transactions whose commit was synced, and Open
+// begins with these: there is nothing else to recover, since events and chains change in one transaction.
+//
+// # Files
+//
+//	eventlog.go                options, statistics, Open and Close
+//	append.go, commit.go       the queue in front of Run, and a batch on its way to the disk
+//	writer.go                  the rows, chains and words of a batch
+//	class.go, chain.go         what a class and a chain are, and the hash of a row
+//	schema.go, database.go     tables and triggers; opening the file, and errors
+//	space.go, retention.go     the bound of the files; what is removed, and when
+//	read.go, newest.go         reading in pages, forward and backward
+//	follow.go                  reading on with what is committed
+//	table.go, table_verify.go  the events of state at a start, from the pages of the file
+//	verify.go                  the check of the chains
+//	probe.go, lockfile.go      the write that finds out whether the disk works; one writer
+//	migrate.go                 a log of the first format
+//	salvage.go                 a new log from a damaged one; salvage_write.go writes it
 package eventlog
 
 import (
@@ -115,14 +139,15 @@ type Quota struct {
 	MaxBytes int64         // 0: no separate bound
 }
 
-// Expect is what the owner of a log has recorded about it.
+// Expect is what the owner of a log has recorded about it, outside of the file. Nothing in the file can
+// show that it is a copy of yesterday, or was made anew because the old one is gone.
 type Expect struct {
 	Exists bool   // there is a log: a missing or empty file is an error
 	ID     string // of the log (Store.ID); "" for any
 	Last   uint64 // the log has reached this seq
 }
 
-// checkFile refuses a missing or empty file.
+// checkFile refuses a missing or empty file, before SQLite or createFile makes one.
 func (x *Expect) checkFile(path string) error {
 	if !x.Exists && x.ID == "" && x.Last == 0 {
 		return nil
@@ -137,7 +162,8 @@ func (x *Expect) checkFile(path string) error {
 	return err
 }
 
-// check refuses another log, and one that lacks events.
+// check refuses another log, and one that lacks events. A log may be ahead of what was recorded, since
+// the record is written now and then.
 func (x *Expect) check(id string, last uint64) error {
 	switch {
 	case x.ID != "" && x.ID != id:
@@ -213,15 +239,18 @@ type Event = kernel.Event
 // OpenReader. Its methods may be called from any goroutine.
 //
 // The goroutine of Run owns the write connection, nextSeq and retention. mu is a leaf
-// lock: nothing blocks while it is held.
+// lock: nothing blocks while it is held. Readers have their own connections (Reader), so that a slow
+// replay does not hold up a commit; WAL mode lets both go on at the same time.
 type Store struct {
 	*Reader
-	opts     Options
-	log      *zap.Logger
-	files    []io.Closer // closed in reverse
-	file     *os.File    // the database, for table
-	conn     *sql.Conn   // the write connection; used by Open, then by Run alone
-	w        *writer     // as conn
+	opts Options
+	log  *zap.Logger
+	// What Open has opened, closed in reverse: the lock file, the database file, the write connection with
+	// its pool, the prepared statements, the Reader.
+	files    []io.Closer
+	file     *os.File  // the database, for table
+	conn     *sql.Conn // the write connection; used by Open, then by Run alone
+	w        *writer   // as conn
 	topic    *fanout.Topic[kernel.Event]
 	last     atomic.Uint64
 	newestMS atomic.Int64 // the latest CreatedMS of the last events, 0 without any
@@ -270,8 +299,11 @@ const (
 	stateClosed
 )
 
-// Open opens the log, or makes it. A log that was not closed is checked as a whole. Open
-// starts no goroutine; it logs how many events it found, and the last seq.
+// Open opens the log, or makes it. It logs how many events it found, and the last seq. The goroutines
+// that check the events of state end before it returns.
+//
+// The errors say what the operator can do (explain): ErrInUse, ErrDamaged, one of those of Expect, or
+// one of the disk. The events of a log that is refused stay as they are.
 func Open(o Options) (_ *Store, err error) {
 	o.setDefaults()
 	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), probes: make(chan chan error), offerReady: make(chan struct{}, 1), started: make(chan struct{}),
@@ -295,12 +327,14 @@ func Open(o Options) (_ *Store, err error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
+	// Before the check of all rows: a log that is not the expected one is not worth the time.
 	if err := o.Expect.check(s.w.logID, s.Last()); err != nil {
 		return nil, err
 	}
 	if err := s.verifyState(); err != nil {
 		return nil, err
 	}
+	// The ring begins empty behind the last event on disk. Followers that are before it replay.
 	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringSize, FirstSeq: s.Last() + 1})
 	o.Watch.SetProbe(s.probe)
 	s.log.Info("event log open", zap.String("path", o.Path), zap.Int64("events", s.stats.Events),
@@ -356,7 +390,8 @@ func (s *Store) load() error {
 }
 
 // refreshStats takes the sizes of the log and its marks from the writer, after Open and after rows
-// were removed.
+// were removed. In between, recordCommit adds what each commit stores. It reads the disk before it
+// takes mu.
 func (s *Store) refreshStats() error {
 	var first, dropped uint64
 	if err := s.queryRow("SELECT last FROM log").Scan(&dropped); err != nil {
@@ -447,7 +482,9 @@ func (s *Store) Started() <-chan struct{} { return s.started }
 func (s *Store) StartSeq() uint64 { return s.startSeq }
 
 // CanResume reports whether a reader of q that has seen seq after can continue without a gap: no
-// event of its tenants and classes behind it was removed, and it is not above Last.
+// event of its tenants and classes behind it was removed, and it is not above Last. Of chains that are
+// gone only the newest seq is known, so a reader below that cannot resume, whatever it reads. Types and
+// aggregates do not count: an event of another type may be the only one that is missing.
 func (s *Store) CanResume(after uint64, q Query) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -465,7 +502,7 @@ func (s *Store) CanResume(after uint64, q Query) bool {
 	return true
 }
 
-// Stats returns the counters. It does not touch the disk.
+// Stats returns the counters. It does not touch the disk: Bytes is as of the newest commit.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats

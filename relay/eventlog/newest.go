@@ -20,7 +20,8 @@ type NewestQuery struct {
 // which stops reading at the first page that is older than SinceMS by more than that, in ms.
 const clockSlack = 3600_000
 
-// SelectNewest calls fn with the events that q selects, the newest first, until fn returns false. It
+// SelectNewest calls fn with the events that q selects, the newest first, until fn returns false. What
+// retention removes meanwhile is left out without an error: the newest events are what callers want. It
 // reads the rows of the query's classes in pages from the end of the log, MaxRows at most: there is
 // no index, and a type may be rare. fn runs while a page's read transaction is open, so it must be
 // quick. next is the To of the call that continues; 0: all events were looked at.
@@ -61,7 +62,8 @@ func (r *Reader) SelectNewest(ctx context.Context, q NewestQuery, fn func(kernel
 }
 
 // pageBelow returns the seq below which the page that ends at `to` begins. The last page begins at the
-// start of the log, or has a row that is older than what is wanted.
+// start of the log, or its oldest row is older than what is wanted. As in pager.next, a page is bounded by
+// the rows it looks at.
 func (p *pager) pageBelow(ctx context.Context, to uint64, sinceMS int64) (from uint64, isLast bool, err error) {
 	query, args := p.union("SELECT seq, created_at FROM TABLE WHERE seq > ? AND seq <= ?", []any{int64(p.q.After), int64(to)})
 	var createdMS int64

@@ -23,14 +23,16 @@ const foundRows = `
 	WHERE (f.kind = 1) = ?
 	ORDER BY f.seq, f.rowid`
 
-// candidate is a row that was found.
+// candidate is a row that was found. Several may have one seq: copies of its page, of which some may be
+// damaged. event.Payload is nil if a part of the row is lost, such as a word or the name of its chain.
 type candidate struct {
 	event kernel.Event
 	chain *oldChain // nil: of the first format
 	hash  rowHash
 }
 
-// write makes the new log from the rows of the temporary database.
+// write makes the new log from the rows of the temporary database. It reads them through one query, in the
+// order of seq, while it writes: neither log has to fit into memory.
 func (s *salvage) write(ctx context.Context, temporary, target string) (err error) {
 	from, closeFrom, err := openScratch(ctx, temporary, "PRAGMA query_only = 1")
 	if err != nil {
@@ -39,6 +41,7 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 	defer func() { err = errors.Join(err, closeFrom()) }()
 	s.conn = from
 	s.report.Format = 2
+	// The header decides. If it is damaged, rows of the first format and no chain at all mean that format.
 	if s.headerFormat == 1 || s.headerFormat == 0 && s.oldEvents > 0 && len(s.chains) == 0 {
 		s.report.Format = 1
 		s.logLast = max(s.mark, 1) - 1
@@ -61,6 +64,8 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 	if err := s.choose(ctx, &out); err != nil {
 		return err
 	}
+	// Gaps between two rows are noted already; those behind the last row of each chain follow. The ids are
+	// sorted so that the same log gives the same report.
 	for _, id := range slices.Sorted(maps.Keys(s.chains)) {
 		if c := s.chains[id]; c.hasRow && c.last > max(c.prevSeq, max(c.mark, 1)-1) { // its end is lost
 			if err := s.lost(ctx, c, max(c.prevSeq+1, c.mark), c.last); err != nil {
@@ -204,7 +209,9 @@ func (c *oldChain) follows(s *salvage, e *kernel.Event, hash rowHash) bool {
 }
 
 // lost records a range of a chain in which events may be missing, unless every number in it was
-// found, in whatever chain.
+// found, in whatever chain. Numbers are consecutive over all chains, so those in between that belong to
+// others are no loss. At a start of the relay they jump; AtMost is far too high then, and capLost lowers
+// it where it can.
 func (s *salvage) lost(ctx context.Context, c *oldChain, from, to uint64) error {
 	if from > to || from > math.MaxInt64 || to > math.MaxInt64 {
 		return nil
@@ -232,6 +239,7 @@ func (s *salvage) capLost() {
 	}
 }
 
+// addLost keeps the first maxLostRanges ranges, and counts the others.
 func (s *salvage) addLost(r LostRange) {
 	if len(s.report.Lost) < maxLostRanges {
 		s.report.Lost = append(s.report.Lost, r)
@@ -248,6 +256,8 @@ type output struct {
 	newest int64 // the latest CreatedMS
 }
 
+// add adds an event to the batch. The writer gives each new chain the mark newMark, which differs from
+// chain to chain, so the chain is made here, after the batch before it is written.
 func (o *output) add(ctx context.Context, c *candidate) error {
 	if ch := c.chain; ch != nil && ch.isNew {
 		// What retention has removed stays removed: a chain begins with its mark.
@@ -282,7 +292,8 @@ func (o *output) flush(ctx context.Context) error {
 }
 
 // end writes the last event: a log that is behind what the relay recorded would be refused, and
-// numbers would be given twice.
+// numbers would be given twice. Its seq is above everything that the log, its chains and the record say
+// was given. A chain whose last is more than 2^40 above that, three days of the clock, counts as damaged.
 func (o *output) end(ctx context.Context) error {
 	last := max(o.s.report.Last, o.s.opts.Last, o.s.logLast)
 	for _, c := range o.s.chains {

@@ -11,7 +11,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// The files of a log stay within Options.MaxBytes together:
+// The files of a log stay within Options.MaxBytes together, at each moment and not only after retention
+// has run: the log may share a small disk with others.
 //
 //	database         at most maxPages: SQLite refuses a page beyond (max_page_count). reserveSpace
 //	                 deletes old calls before a transaction that would not fit.
@@ -32,13 +33,20 @@ const (
 	overBoundFactor = 5                     // Append is refused when the files have 5/4 of MaxBytes
 )
 
-// Fill levels of the database at which retention by size begins and ends.
+// Fill levels of the database at which retention by size begins and ends. The pages between the high
+// level and the bound are for what is appended while rows are removed.
 const (
 	highLevelEighths = 7
 	lowLevelEighths  = 6
 )
 
-// fileSpace is what the goroutine of Run knows of the files.
+// fileSpace is what the goroutine of Run knows of the files. The write-ahead log is in one of three
+// conditions, which checkpoint changes:
+//
+//	normal  it is below half of its bound, or could be emptied
+//	busy    a reader has prevented that (busySince); Run tries again each pinnedRetry
+//	pinned  for pinnedAfter, or until it was three quarters full: offered calls are dropped, and
+//	        retention waits
 type fileSpace struct {
 	maxPages  int64 // of the database
 	maxWAL    int64 // bytes
@@ -55,7 +63,8 @@ type fileSpace struct {
 	callsDamaged bool      // the table of calls cannot be written, that of state can
 }
 
-// initSpace divides MaxBytes.
+// initSpace divides MaxBytes: a sixteenth for the write-ahead log, in bounds, its index, and the rest for
+// the database. The settings belong to the connection, and are not in the file.
 func (s *Store) initSpace() error {
 	r := &s.space
 	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
@@ -69,7 +78,8 @@ func (s *Store) initSpace() error {
 }
 
 // readSpace reads how full the database is. The file is larger than maxPages after MaxBytes was
-// made smaller, until retention has removed enough.
+// made smaller, until retention has removed enough. Pages of deleted rows stay in the file and are used
+// again, so what counts is the used pages and not the file.
 func (s *Store) readSpace() error {
 	r := &s.space
 	var free int64
@@ -81,7 +91,8 @@ func (s *Store) readSpace() error {
 	return err
 }
 
-// needPages estimates the pages that a transaction may add: of its rows, words and chains.
+// needPages estimates the pages that a transaction may add: of its rows, words and chains. It estimates
+// too much rather than too little: a transaction that SQLite refuses for its size fails as a whole.
 func needPages(bytes int) int64 { return int64(bytes)*5/4/pageSize + 16 }
 
 // reserveSpace prepares the files for a batch. It returns the requests that are to be stored: offered
@@ -110,12 +121,13 @@ func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
 		return batch, fmt.Errorf("eventlog: %d bytes at once; append at most %d", size, r.maxWAL/2)
 	}
 	need := needPages(size)
+	// Far from full, an estimate will do, and the disk is not asked. Each removal corrects it.
 	if r.freePages-need > r.maxPages/4 {
 		r.freePages -= need
 		return batch, nil
 	}
 	reserve := r.maxPages / reserveDivisor
-	for {
+	for { // each round removes rows, or is the last one
 		if err := s.readSpace(); err != nil {
 			return batch, explain(s.opts.Path, err)
 		}
@@ -131,6 +143,7 @@ func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
 		} else if n > 0 {
 			continue
 		}
+		// Retention has to write snapshots first, or there is nothing that it may remove.
 		full := fmt.Errorf("%w: its files have the %d MiB allowed, and old events are still being removed", kernel.ErrLogFull, s.opts.MaxBytes>>20)
 		batch = s.refuseLargest(batch, full)
 		if r.freePages < need {
@@ -142,7 +155,8 @@ func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
 }
 
 // refuseLargest refuses the requests of the tenant that has most events, and returns the others: what
-// is left of the log is for those who have not filled it.
+// is left of the log is for those who have not filled it. Snapshots pass: without them no state can be
+// removed, and the log would stay full.
 func (s *Store) refuseLargest(batch []*appendRequest, err error) (rest []*appendRequest) {
 	sizes := make(map[string]int64)
 	largest := ""
@@ -162,7 +176,8 @@ func (s *Store) refuseLargest(batch []*appendRequest, err error) (rest []*append
 	return rest
 }
 
-// splitCalls separates the offered calls of a batch from the rest.
+// splitCalls separates the offered calls of a batch from the rest. Calls that were appended stay: their
+// callers wait for an answer.
 func splitCalls(batch []*appendRequest) (rest, calls []*appendRequest) {
 	for _, req := range batch {
 		if req.offered && classOf(req.events[0].Type) == ClassCalls {
@@ -176,7 +191,8 @@ func splitCalls(batch []*appendRequest) (rest, calls []*appendRequest) {
 
 // checkpoint copies the write-ahead log into the database and empties it, if it has grown to half of
 // its bound although SQLite begins it again at a quarter: after a large transaction, or because of a
-// reader. It does not wait for readers: a transaction would wait for them as well.
+// reader. It does not wait for readers: a transaction would wait for them as well. It is called after each
+// commit and each removal, and measures the files for Stats.
 func (s *Store) checkpoint() {
 	r := &s.space
 	op := s.opts.Watch.Begin("stat") // which a disk that hangs holds as well
@@ -207,7 +223,8 @@ func (s *Store) checkpoint() {
 	}
 }
 
-// truncateWAL runs a checkpoint; busy reports that a reader prevented it.
+// truncateWAL runs a checkpoint; busy reports that a reader prevented it. The busy timeout is 0 meanwhile,
+// since SQLite would wait that long for each reader, and appenders behind it.
 func (s *Store) truncateWAL() (busy bool, err error) {
 	if err := s.exec("PRAGMA busy_timeout = 0"); err != nil {
 		return false, err
@@ -248,7 +265,8 @@ func (s *Store) setPinned(since time.Time) {
 }
 
 // shrink gives free pages at the end of the database file back, after MaxBytes was made smaller:
-// some at a time, since each page that moves passes through the write-ahead log.
+// some at a time, since each page that moves passes through the write-ahead log. SQLite cannot set
+// max_page_count below the size of the file, so the bound is set again once the file is smaller.
 func (s *Store) shrink() error {
 	r := &s.space
 	free := r.filePages - r.usedPages
