@@ -62,7 +62,8 @@ func SetAside(path string) (aside string, err error) {
 	return aside, SyncDir(filepath.Dir(path))
 }
 
-// Aside returns the names of the files in a directory that SetAside renamed.
+// Aside returns the names of the files in a directory that SetAside renamed. After an error of the disk
+// it returns those that were read, with the error.
 func Aside(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	var names []string

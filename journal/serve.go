@@ -154,7 +154,8 @@ type textFilter struct{ text string }
 func newTextFilter(text string) textFilter { return textFilter{strings.ToLower(text)} }
 
 // mayPass is a first check of a message that is not redacted yet, because redaction is slow. A text
-// that may match the mask, or a part of it and what is beside it, always passes.
+// that may match the mask, or a part of it and what is beside it, always passes. A message that has the
+// text in a secret alone passes here and fails the second check, so that nothing about the secret shows.
 func (f textFilter) mayPass(message string) bool {
 	if f.passes(message) || strings.Contains(redacted, f.text) || strings.Contains(f.text, redacted) {
 		return true

@@ -331,7 +331,8 @@ func (q *Queue) finish() {
 }
 
 // writeBatch writes the oldest events that wait, and reports whether there are more. They stay
-// in the queue until they are durable. Only Run calls it, so nobody else removes events.
+// in the queue until they are durable. Only Run calls it, so nobody else removes events. A batch can have
+// events of several tenants, since their order is kept.
 func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	limit := batchEvents
 	if q.singles > 0 {

@@ -231,7 +231,8 @@ func (w *Watch) Resolve(id string) {
 	w.problems = slices.DeleteFunc(w.problems, func(r reported) bool { return r.id == id })
 }
 
-// Problems returns what is wrong with the store now, the worst first; nil for nothing.
+// Problems returns what is wrong with the store now, the worst first; nil for nothing. Of problems that
+// are equally bad, one that is going on comes before one that an operation has shown, then reported ones.
 func (w *Watch) Problems() []Problem {
 	if w == nil {
 		return nil

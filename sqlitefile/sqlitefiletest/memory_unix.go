@@ -50,7 +50,7 @@ func MemoryDir() string {
 	return ""
 }
 
-// lock locks a directory; nil if it is locked or gone.
+// lock locks a directory; nil if it is locked or gone. It does not wait: one that is locked is in use.
 func lock(dir string) *os.File {
 	f, err := os.Open(dir)
 	if err != nil {

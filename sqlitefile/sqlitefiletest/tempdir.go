@@ -1,6 +1,8 @@
 // Package sqlitefiletest runs tests with databases where a commit does not wait for a disk.
 //
 //	func TestMain(m *testing.M) { sqlitefiletest.Main(m) }
+//
+// A power cut cannot be tested in memory; test/faultdisk has a disk for that.
 package sqlitefiletest
 
 import (
