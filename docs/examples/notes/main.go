@@ -38,7 +38,9 @@ type object = map[string]any
 // allURI is the resource with all notes. It begins with mcp:// and the plugin's name.
 const allURI = "mcp://notes/all.json"
 
-// server holds the notes. It handles one message after the other, so it needs no lock.
+// server holds the notes. It handles one message after the other, so it needs no lock. The notes are in
+// memory and gone when the process ends. A plugin keeps what has to outlast that in a file below HOME:
+// its sandbox lets it write nowhere else, unless plugin.json asks for more.
 type server struct {
 	out        *json.Encoder
 	notes      []string
@@ -48,6 +50,7 @@ type server struct {
 func main() {
 	s := &server{out: json.NewEncoder(os.Stdout), notes: []string{}}
 	in := bufio.NewScanner(os.Stdin)
+	// A message can be longer than the 64 KiB that a Scanner takes by default.
 	in.Buffer(nil, 4<<20)
 	for in.Scan() {
 		var m message

@@ -110,6 +110,7 @@ func isHeaderSafe(s string) bool {
 func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*http.Response, error) {
 	raw, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
 	_ = resp.Body.Close()
+	// Streamable HTTP of MCP: 404 for a request with a session id means that it is unknown.
 	if resp.StatusCode == http.StatusNotFound && s.id != "" {
 		return nil, errSessionLost
 	}

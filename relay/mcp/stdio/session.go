@@ -26,6 +26,11 @@ const (
 // session is the bridge's record of the client's session with the server. bridge.mu
 // protects its fields. The zero value is no session: before the first initialize, after
 // closeSession, and in the era without sessions.
+//
+//	no session ── initialize ──> open ── errSessionLost, renewSession ──> open, with another id
+//	open ── initialize, end of Serve ──> no session (closeSession)
+//
+// A server that answers initialize without a session id has none to lose: the version alone is sent.
 type session struct {
 	sessionRef
 	initMessage   *message        // the client's initialize, to open a new session with
@@ -210,6 +215,7 @@ func (b *bridge) renewSession(ctx context.Context, lost string) error {
 		return err
 	}
 	s := b.currentSession()
+	// The answer to initialize was an error. It is not passed on: the client has not asked.
 	if s.id == lost {
 		return errSessionLost
 	}

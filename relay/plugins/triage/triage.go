@@ -183,6 +183,7 @@ func replace[T any](c chan T, v T) {
 // run handles what arrives until ctx ends. Without a subscription that the consent would allow it tries again
 // every maxRetry.
 func (p *plugin) run(ctx context.Context) {
+	// closeOld only schedules: changeDue, below, makes the changes whose time has come.
 	closing := time.NewTicker(closeInterval)
 	defer closing.Stop()
 	for ctx.Err() == nil {
@@ -237,6 +238,7 @@ func (p *plugin) subscribe(ctx context.Context) {
 	}
 	params := map[string]any{"topics": []string{"alert", "ticket"}}
 	if p.last > 0 {
+		// A subscription that was lost continues where it ended, whatever the time in between.
 		params["after"] = p.last
 	} else {
 		params["since_s"] = catchUpSeconds
@@ -250,6 +252,8 @@ func (p *plugin) subscribe(ctx context.Context) {
 		return
 	}
 	p.subscription = s.Subscription
+	// Seq is that of the newest event now. Those before may have been handled on an earlier connection,
+	// and are compared with the tickets; later subscriptions repeat none of them.
 	if !p.isFollowing { // the log may have been empty: a replayed of 0 is none
 		p.isFollowing, p.replayed = true, s.Seq
 	}
@@ -272,6 +276,7 @@ func isTransient(err error) bool {
 
 // ask sends a request to the relay, again and again while the refusal is transient: the events that
 // arrive meanwhile are queued, or come again.
+// It has no deadline: the end of the connection ends ctx.
 func (p *plugin) ask(ctx context.Context, method string, params map[string]any) (json.RawMessage, error) {
 	for wait := minRetry; ; wait = min(2*wait, maxRetry) {
 		rsp, err := p.srv.Callback(ctx, "agentctl/"+method, params)
