@@ -344,6 +344,14 @@ func (l *Log) Close() error {
 	return failed
 }
 
+// Flush writes and syncs what is queued, refusals included, and waits for the disk: for tests that read
+// the files, of this package and of the relay.
+func (l *Log) Flush() {
+	l.ioMu.Lock()
+	defer l.ioMu.Unlock()
+	l.writer.pass(true, true)
+}
+
 // Stats are counters since the start.
 type Stats struct {
 	Lines uint64 // that were written, to both files

@@ -24,13 +24,6 @@ import (
 	"agentctl/relay/storage"
 )
 
-// flush writes and syncs what is queued, refusals included, and waits for the disk.
-func (l *Log) flush() {
-	l.ioMu.Lock()
-	defer l.ioMu.Unlock()
-	l.writer.pass(true, true)
-}
-
 // disk is the disk of a test. It works until the test sets a fault (disk.set).
 type disk struct {
 	mu          sync.Mutex    // protects the fields below
@@ -221,7 +214,7 @@ func TestLine(t *testing.T) {
 	l.Write(&kernel.Record{Tenant: "default", Actor: `a"b\c` + "\u202e", Address: netip.MustParseAddr("::ffff:192.0.2.7"), Tool: strings.Repeat("t", 300), NodeID: "n",
 		Target: "x", Decision: kernel.Denied, Code: "E_BAD_REQUEST", Reason: "scope", TraceID: "id"})
 	l.Write(&kernel.Record{Tenant: "default", Decision: kernel.Allowed})
-	l.flush()
+	l.Flush()
 	b, err := os.ReadFile(l.decisionsPath())
 	if err != nil {
 		t.Fatal(err)
@@ -438,13 +431,13 @@ func TestOnLost(t *testing.T) {
 func TestLyingDisk(t *testing.T) {
 	l, d := open(t, Options{})
 	l.Write(record("ci", 0))
-	l.flush()
+	l.Flush()
 	d.set(func() { d.lie = true })
 	l.Write(record("ci", 1))
-	l.flush()
+	l.Flush()
 	d.set(func() { d.lie = false })
 	l.Write(record("ci", 2))
-	l.flush()
+	l.Flush()
 	b, err := os.ReadFile(l.decisionsPath())
 	if err != nil {
 		t.Fatal(err)
@@ -500,10 +493,10 @@ func writeNumbered(l *Log, n, bytes int) int {
 	for range bytes / lineBytes {
 		l.Write(record("ci", n))
 		if n++; n%100 == 0 {
-			l.flush()
+			l.Flush()
 		}
 	}
-	l.flush()
+	l.Flush()
 	return n
 }
 
@@ -579,13 +572,13 @@ func TestMovedFile(t *testing.T) {
 		l, d := open(t, Options{})
 		l.Write(record("ci", 0))
 		d.set(func() { d.writeErr, d.maxWrite = syscall.EIO, 10 })
-		l.flush()
+		l.Flush()
 		moved := l.decisionsPath() + ".old"
 		if err := os.Rename(l.decisionsPath(), moved); err != nil {
 			t.Fatal(err)
 		}
 		d.set(func() { d.writeErr = nil })
-		l.flush()
+		l.Flush()
 		if lines := readLines(t, l.decisionsPath()); len(lines) != 1 {
 			t.Errorf("%v", lines)
 		}
@@ -601,9 +594,9 @@ func TestTornFile(t *testing.T) {
 	}
 	l, _ := open(t, Options{Dir: dir, MaxAge: -1})
 	l.Write(record("ci", 1))
-	l.flush()
+	l.Flush()
 	l.Write(record("ci", 3))
-	l.flush()
+	l.Flush()
 	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -623,7 +616,7 @@ func TestAge(t *testing.T) {
 		first := func() string { return readLines(t, path)[0]["trace_id"].(string) }
 		for i := range 200 { // an hour each
 			l.Write(record("ci", i))
-			l.flush()
+			l.Flush()
 			// The files keep the time of the real clock; the test sets its own.
 			for part := 0; part <= maxParts; part++ {
 				name := l.writer.decisions.part(part)
@@ -657,7 +650,7 @@ func TestAge(t *testing.T) {
 	}
 	l, _ := open(t, Options{Dir: dir})
 	l.Write(record("ci", 1))
-	l.flush()
+	l.Flush()
 	if n := len(readLines(t, l.decisionsPath())); n != 4 {
 		t.Errorf("%d lines", n)
 	}
@@ -793,7 +786,7 @@ func BenchmarkWrite(b *testing.B) {
 			n++
 		}
 		took += time.Since(started)
-		l.flush() // what the writer does meanwhile, on another processor
+		l.Flush() // what the writer does meanwhile, on another processor
 	}
 	b.ReportMetric(float64(took.Nanoseconds())/float64(n), "ns/record")
 	if err := l.Close(); err != nil || l.Stats().Lost > 0 {
