@@ -105,6 +105,7 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 		cfg: cfg, events: make(chan event, maxQueue), consents: make(chan []string, 1), ended: make(chan string, 1), overflow: make(chan struct{}, 1),
 		tenants: make(map[string]*tenant), skipped: make(map[skipKey]time.Time), due: make(map[*ticket]struct{}),
 	}
+	// AllowPush is for Callback: the plugin is the server of MCP, and also asks.
 	p.srv = jrpc2.NewServer(p.methods(), &jrpc2.ServerOptions{AllowPush: true, Concurrency: 4})
 	p.srv.Start(channel.Line(conn, conn))
 	ctx, cancel := context.WithCancel(ctx)
