@@ -23,9 +23,8 @@ import (
 //
 //	              a daemon answers                        no daemon, or files are named
 //	show, get     what it has in force                    what a daemon of this user would have
-//	set, unset    saved; in force at once, after a        saved; in force with the next start, or reloaded
-//	              restart if the key needs one, or not    by a daemon that uses the same files
-//	              while its flags or environment set it
+//	set, unset    saved; configctl.Effect has the cases   saved; in force with the next start, or reloaded
+//	              of when it is in force                  by a daemon that uses the same files
 //	validate      the files: no daemon is asked           the files
 //	schema        neither
 //

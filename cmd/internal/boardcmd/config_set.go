@@ -17,7 +17,7 @@ import (
 )
 
 // A change of a setting: withKey finds the key, set parses the value, session connects,
-// configctl.Session.Change saves and applies it, and three lines tell what happened:
+// configctl.Session.Change saves and applies it, and three lines are printed:
 //
 //	base_interval_ms: 1000 -> 5000
 //	saved in /var/lib/agentctl/settings.yaml; undo with: agentctl config unset base_interval_ms

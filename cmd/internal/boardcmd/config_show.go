@@ -82,7 +82,7 @@ func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 
 // newConfigGet returns the command config get. A setting that is left to its default prints an empty line,
 // so that a script can test it with [ -z ]: "-" of config.View.Text is for tables. Rules are printed as
-// YAML, for which a line has no room; -o json prints the bare value of any key.
+// YAML, because they do not fit on a line; -o json prints the bare value of any key.
 func newConfigGet() *cobra.Command {
 	var f configFlags
 	var out cli.Output

@@ -48,8 +48,8 @@ type joinOptions struct {
 	stateDir string
 	config   string
 
-	// Of join alone. tokenFile has the token of a board that was set up by hand: its node is
-	// kept (migration).
+	// Of join alone. tokenFile has the token of a board that was set up by hand: its node is kept
+	// (migration).
 	codeFile, caSHA256, name, tokenFile string
 	noWait                              bool
 }

@@ -67,7 +67,7 @@ func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.Relay
 			}
 		},
 		OnGap: func(g client.Gap) {
-			// The stream is back: the same reason after that is news.
+			// The stream is back: a later interruption is reported, whatever its reason.
 			lastReason = ""
 			fmt.Fprintln(cmd.ErrOrStderr(), term.SafeLine(gapText(&g, f.backfill)))
 		},

@@ -55,7 +55,7 @@ func printTicket(w io.Writer, k *client.Ticket) error {
 			row("Expires", time.UnixMilli(a.ExpiresAt).Format(time.DateTime))
 		}
 	}
-	// Texts of several lines are indented, so that none can look like a row of ours.
+	// Texts of several lines are indented, so that none can pass for a row of ours.
 	if k.Body != "" {
 		fmt.Fprintf(w, "\n%s\n", term.Indent(k.Body))
 	}

@@ -7,9 +7,9 @@
 //	                                agentctl mcp --local ── in memory ──► kernel with this board (mcplocal)
 //
 // In both cases the bridge is package relay/mcp/stdio, and only the HTTP client and the URL differ. An MCP
-// client starts the program with each of its own starts, with few variables and in any directory; its user
-// sees stderr rarely. So connect checks what it can while a person is there, and what may pass, such as a
-// relay that is away, the bridge answers to requests as an error and goes on.
+// client starts the program whenever it starts itself, with few variables and in any directory, and its
+// user rarely sees stderr. So connect checks what it can while a person is there, and what may pass, such
+// as a relay that is away, the bridge answers to requests as an error and goes on.
 //
 // # Files
 //
