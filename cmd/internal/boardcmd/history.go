@@ -69,7 +69,8 @@ apart, and ts is the start of each step.`,
 }
 
 // run shows the history of a board if one is named, else that of this machine. What is wrong with the
-// flags is reported before anything is asked.
+// flags is reported before anything is asked, but for the order of the times, which needs the clock of
+// the daemon or board.
 func (h *historyFlags) run(cmd *cobra.Command) (err error) {
 	if h.window.Modules, err = monitor.NormalizeModules(h.window.Modules); err != nil {
 		return err
@@ -78,6 +79,10 @@ func (h *historyFlags) run(cmd *cobra.Command) (err error) {
 		return cli.Errorf(cli.ExitUsage, "--step is at least 1ms")
 	}
 	h.window.StepMS = h.step.Milliseconds()
+	// The form only. The times themselves, and their order, depend on the clock of who recorded.
+	if _, _, err := parseTimes(time.Now(), h.since, h.until); err != nil {
+		return err
+	}
 	isBoard, err := h.board.isNamed(cmd)
 	switch {
 	case err != nil:
@@ -126,13 +131,9 @@ func (h *historyFlags) show(ctx context.Context, cmd *cobra.Command, now time.Ti
 // setWindow sets the window of h from the texts of --since and --until. A --since before 1970 counts as
 // 1970: a long age such as 3000w means everything.
 func setWindow(h *monitor.Window, now time.Time, since, until string) error {
-	from, err := monitor.ParseTime(since, now)
+	from, to, err := parseTimes(now, since, until)
 	if err != nil {
-		return cli.Errorf(cli.ExitUsage, "--since: %w", err)
-	}
-	to, err := monitor.ParseTime(until, now)
-	if err != nil {
-		return cli.Errorf(cli.ExitUsage, "--until: %w", err)
+		return err
 	}
 	if !from.Before(to) {
 		return cli.Errorf(cli.ExitUsage, "--since %s is not before --until %s", since, until)
@@ -142,4 +143,15 @@ func setWindow(h *monitor.Window, now time.Time, since, until string) error {
 		return cli.Errorf(cli.ExitUsage, "--until %s is before 1970", until)
 	}
 	return nil
+}
+
+// parseTimes parses the texts of --since and --until.
+func parseTimes(now time.Time, since, until string) (from, to time.Time, err error) {
+	if from, err = monitor.ParseTime(since, now); err != nil {
+		return from, to, cli.Errorf(cli.ExitUsage, "--since: %w", err)
+	}
+	if to, err = monitor.ParseTime(until, now); err != nil {
+		return from, to, cli.Errorf(cli.ExitUsage, "--until: %w", err)
+	}
+	return from, to, nil
 }

@@ -25,6 +25,8 @@ func TestHistoryRefusesFlags(t *testing.T) {
 		{"a relay without a board", []string{"--relay", relay.URL}, "--board NODE"},
 		{"a board and a socket", []string{"--relay", relay.URL, "--board", "attic", "--socket", "/none"}, "give either --board"},
 		{"a step below 1 ms", []string{"--relay", relay.URL, "--board", "attic", "--step", "10us"}, "--step"},
+		{"no time", []string{"--relay", relay.URL, "--board", "attic", "--since", "x"}, "--since: not a time"},
+		{"no end", []string{"--socket", "/none", "--until", "x"}, "--until: not a time"},
 	} {
 		code, out, errs := clitest.Run(t, newHistory(), "", tt.args...)
 		if code != cli.ExitUsage || out != "" || !strings.Contains(errs, tt.says) {
