@@ -24,6 +24,13 @@
 // inspect.go runs the parts of an answer, types.go has the answers; machine_linux.go,
 // processes_linux.go, disks_linux.go and network_linux.go read them; remote.go asks a helper process
 // for processes that the daemon may not see; mock.go invents answers for mock boards.
+//
+// Three layers bound an answer: guard refuses a part whose earlier reads hang, collect stops
+// waiting when the context ends, and each read checks its context between files or lines.
+// handlers.Inspections gives the context (1.8 s at most) and cuts lists to the size of a message.
+//
+// A Machine keeps no readings between calls: two calls for pages of one list may see different
+// lists. Its only state is the count of goroutines that have not returned.
 package inspect
 
 import (
@@ -94,7 +101,8 @@ type part[T any] struct {
 
 // collect reads all parts concurrently and enters them into out, on the caller's goroutine. It
 // returns the names of the parts that could not be read or were not read when ctx ended, in the
-// order of parts. A read that is late continues, and its result is dropped.
+// order of parts. A read that is late continues, and its result is dropped. When a result and the
+// end of ctx come together, either may win: such a part may be unfinished.
 func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (unfinished []string) {
 	type result struct {
 		i     int
@@ -115,6 +123,7 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 			results <- result{i, enter}
 		}()
 	}
+	// Parts that guard refused have no goroutine, so nothing is waited for on their account.
 	for ; waiting > 0; waiting-- {
 		select {
 		case r := <-results:
@@ -136,7 +145,8 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 }
 
 // Text makes text of the machine fit for an answer: at most maxChars characters of valid UTF-8, with
-// spaces in place of control characters, and without space at its ends.
+// spaces in place of control characters, and without space at its ends. The schemas count
+// characters as code points, so Text does too.
 func Text(s string, maxChars int) string {
 	s = s[:min(len(s), utf8.UTFMax*maxChars)] // does not process megabytes that are cut below
 	s = strings.ToValidUTF8(s, "\uFFFD")

@@ -17,7 +17,9 @@ import (
 	"github.com/shirou/gopsutil/v4/common"
 )
 
-// Machine reads this machine. Its methods may be called from any goroutine. Use New.
+// Machine reads this machine. Its methods may be called from any goroutine. Use New. Calls share
+// guard and usage, which keep all of them together from leaving more goroutines behind than maxHung
+// and maxHungMounts allow.
 type Machine struct {
 	opt   Options
 	guard guard
@@ -41,7 +43,8 @@ func (m *Machine) env(ctx context.Context) context.Context {
 }
 
 // SeesProcesses reports whether the processes of other users are visible: /proc may be mounted so
-// that they are not (hidepid, ProtectProc=).
+// that they are not (hidepid, ProtectProc=). Process 1 belongs to root, so it stands for those of
+// others.
 func (m *Machine) SeesProcesses() bool {
 	_, err := os.Stat(m.path("proc/1/stat"))
 	return err == nil
@@ -63,14 +66,16 @@ func readFile(path string, maxBytes int64) ([]byte, error) {
 }
 
 // readText returns at most maxChars characters of a small file; "" if it cannot be read. Files of the
-// device tree end in a NUL, those of /sys in a newline.
+// device tree end in a NUL, those of /sys in a newline. Without the cut, Text would replace
+// them by spaces.
 func readText(path string, maxChars int) string {
 	b, _ := readFile(path, 4096)
 	return Text(string(bytes.TrimRight(b, "\x00\n")), maxChars)
 }
 
 // eachLine calls fn with each line of a file until fn returns false, ctx ends or the file ends. The
-// line is valid during the call. A line of more than 64 KiB is an error.
+// line is valid during the call. A line of more than 64 KiB is an error. ctx is checked every 256
+// lines: a table of routes may have a million.
 func eachLine(ctx context.Context, path string, fn func(line []byte) bool) error {
 	f, err := open(path)
 	if err != nil {
@@ -89,7 +94,8 @@ func eachLine(ctx context.Context, path string, fn func(line []byte) bool) error
 	return lines.Err()
 }
 
-// Info describes the machine. The names of its parts are those of Unfinished.
+// Info describes the machine. The names of its parts are those of Unfinished. Each part is one or
+// two small reads. They run at the same time, so that a file that hangs costs its own part only.
 func (m *Machine) Info(ctx context.Context) Info {
 	info := Info{AgentVersion: Text(m.opt.Version, 64), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}
 	info.Unfinished = collect(ctx, &m.guard, &info,
@@ -106,7 +112,8 @@ func (m *Machine) Info(ctx context.Context) Info {
 	return info
 }
 
-// hostname reads the kernel's host name.
+// hostname reads the kernel's host name. 253 is the longest name of DNS. An empty name means that
+// the file cannot be read; the part counts as read.
 func (m *Machine) hostname(context.Context) func(*Info) {
 	name := readText(m.path("proc/sys/kernel/hostname"), 253)
 	return func(i *Info) { i.Hostname = name }
@@ -152,6 +159,7 @@ func (m *Machine) kernel(context.Context) func(*Info) {
 }
 
 // hypervisors maps words in DMI's vendor and product to names, as systemd-detect-virt(1) has them.
+// The first word that matches decides.
 var hypervisors = []struct{ word, name string }{
 	{"QEMU", "kvm"}, {"KVM", "kvm"}, {"VMware", "vmware"}, {"VirtualBox", "virtualbox"}, {"innotek", "virtualbox"},
 	{"Xen", "xen"}, {"Microsoft Corporation Virtual", "hyperv"}, {"Amazon EC2", "amazon"}, {"Google Compute", "google"},
@@ -161,6 +169,7 @@ var hypervisors = []struct{ word, name string }{
 // firmware names, else "vm" if the processor has the flag hypervisor.
 func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 	name := readText(m.path("run/systemd/container"), maxName)
+	// Marks that the engines leave in the root directory of a container.
 	for file, engine := range map[string]string{".dockerenv": "docker", "run/.containerenv": "podman"} {
 		if _, err := os.Stat(m.path(file)); name == "" && err == nil {
 			name = engine
@@ -178,6 +187,7 @@ func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 			if bytes.HasPrefix(line, []byte("flags")) && bytes.Contains(line, []byte(" hypervisor")) {
 				name = "vm"
 			}
+			// All processors have the same flags: the first line of them decides.
 			return name == "" && !bytes.HasPrefix(line, []byte("flags"))
 		})
 	}
@@ -190,6 +200,7 @@ func (m *Machine) cpuModel(ctx context.Context) func(*Info) {
 	err := eachLine(ctx, m.path("proc/cpuinfo"), func(line []byte) bool {
 		key, value, _ := bytes.Cut(line, []byte(":"))
 		switch string(bytes.TrimSpace(key)) {
+		// In this order: x86 and 32-bit ARM, MIPS, RISC-V, the board's chip on older ARM kernels.
 		case "model name", "cpu model", "uarch", "Hardware":
 			name = Text(string(value), 128)
 		}
@@ -201,7 +212,8 @@ func (m *Machine) cpuModel(ctx context.Context) func(*Info) {
 	return func(i *Info) { i.CPUModel = name }
 }
 
-// memory reads sysinfo(2), which also has the uptime.
+// memory reads sysinfo(2), which also has the uptime. The total is what the kernel manages, less
+// than the chips have. In a container it is the machine's.
 func (m *Machine) memory(context.Context) func(*Info) {
 	var s unix.Sysinfo_t
 	if unix.Sysinfo(&s) != nil {
@@ -227,6 +239,8 @@ func (m *Machine) countProcesses(ctx context.Context) func(*Info) {
 func (m *Machine) clock(context.Context) func(*Info) {
 	ms, ok := m.opt.now()
 	zone, _ := os.Readlink(m.path("etc/localtime"))
+	// The link leads to /usr/share/zoneinfo/AREA/CITY. Where /etc/localtime is a copy, the zone
+	// stays unknown.
 	_, zone, _ = strings.Cut(zone, "zoneinfo/")
 	var synchronized *bool
 	if m.opt.Synchronized != nil {
@@ -242,7 +256,9 @@ func (m *Machine) clock(context.Context) func(*Info) {
 }
 
 // eachPID calls fn with the number of each process in /proc, until fn returns false or ctx ends. It
-// reads 1024 names at a time: os.ReadDir would sort and hold all of them.
+// reads 1024 names at a time: os.ReadDir would sort and hold all of them. A name that the kernel
+// adds or removes meanwhile may be missing or be of a process that has ended. ctx is checked after
+// each 1024 names.
 func (m *Machine) eachPID(ctx context.Context, fn func(pid string) bool) error {
 	f, err := os.Open(m.path("proc"))
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 
 // Mock answers for a mock board with SIMULATED data. It computes them from the board's history, so
 // that both agree and thousands of boards need no memory for them. Its methods may be called from any
-// goroutine.
+// goroutine. booted is computed once from the seed: between 1 and 1000 hours before the start of
+// the program.
 type Mock struct {
 	seed    uint64
 	history *prober.MockHistory
@@ -33,7 +34,8 @@ func (m *Mock) value(name string) float64 {
 	return v
 }
 
-// pick chooses an element by the board's seed: the same one at each call.
+// pick chooses an element by the board's seed: the same one at each call. The lowest bits of the
+// product are those of the seed, so they are dropped.
 func pick[T any](m *Mock, from []T) T {
 	const spread = 2654435761 // Knuth's multiplier: neighboring seeds choose different elements
 	return from[m.seed*spread>>7%uint64(len(from))]
@@ -59,7 +61,8 @@ func (m *Mock) Info(context.Context) Info {
 	}
 }
 
-// mockProcesses are the processes of a mock board. cpu and memory are shares of what the board uses.
+// mockProcesses are the processes of a mock board. cpu and memory are shares of what the board
+// uses.
 var mockProcesses = []struct {
 	name, user, args string
 	cpu, memory      float64
@@ -126,6 +129,7 @@ func (m *Mock) Disks(_ context.Context, skip int) Disks {
 	return out
 }
 
+// mockFilesystem fills in the figures from size and pct. Inodes are a third as full as the blocks.
 func mockFilesystem(mount, device, fsType string, size uint64, pct float64) Filesystem {
 	used := uint64(float64(size) * pct / 100)
 	free := size - used
@@ -133,7 +137,8 @@ func mockFilesystem(mount, device, fsType string, size uint64, pct float64) File
 	return Filesystem{Mount: mount, Device: device, Type: fsType, TotalBytes: &size, UsedBytes: &used, FreeBytes: &free, UsedPct: &pct, InodesUsedPct: &inodes}
 }
 
-// Network implements handlers.Machine. The addresses are those for documentation (RFC 5737).
+// Network implements handlers.Machine. The addresses are those for documentation (RFC 5737). MAC
+// addresses begin with 02, which marks them as locally administered: no vendor has them.
 func (m *Mock) Network(_ context.Context, q NetworkQuery) Network {
 	host := m.seed%250 + 2
 	since := uint64(time.Since(m.booted).Seconds())

@@ -32,6 +32,7 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 			if err != nil {
 				return nil
 			}
+			// The entering functions run on this goroutine: they set found, counters and routes.
 			return func(n *Network) { found, n.TotalInterfaces = list, len(list) }
 		}},
 		{"counters", func(ctx context.Context) func(*Network) {
@@ -54,6 +55,7 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 	}
 	out.Unfinished = collect(ctx, &m.guard, &out, parts...)
 
+	// One cursor counts through both lists: routes begin on the page that has the last interface.
 	page := pageOf(found, q.Skip, MaxInterfaces)
 	for i := range page {
 		out.Interfaces = append(out.Interfaces, describe(&page[i], counters))
@@ -79,7 +81,8 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 	return out
 }
 
-// interfacesNamed returns the interface of that name, if there is one, or all for "".
+// interfacesNamed returns the interface of that name, if there is one, or all for "". A name that
+// no interface has is no error: the list is empty then, and so is that of the routes.
 func interfacesNamed(name string) ([]net.Interface, error) {
 	list, err := net.Interfaces()
 	if err != nil || name == "" {
@@ -96,6 +99,7 @@ func interfacesNamed(name string) ([]net.Interface, error) {
 // describe returns what is known of an interface without asking the kernel again.
 func describe(i *net.Interface, counters map[string]*Counters) Interface {
 	return Interface{
+		// IFF_RUNNING is the carrier: a cable, or an access point.
 		Name: Text(i.Name, maxName), Up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0,
 		Loopback: i.Flags&net.FlagLoopback != 0, MAC: Text(i.HardwareAddr.String(), maxName), MTU: max(i.MTU, 0),
 		Counters: counters[i.Name],
@@ -103,7 +107,8 @@ func describe(i *net.Interface, counters map[string]*Counters) Interface {
 }
 
 // addresses reads the addresses of one interface, and its speed, for which some drivers ask the
-// hardware. The result has no other fields.
+// hardware. The result has no other fields. A driver that hangs there costs the answer the
+// addresses of all interfaces of the page.
 func (m *Machine) addresses(i *net.Interface) (out Interface) {
 	list, _ := i.Addrs()
 	for _, a := range pageOf(list, 0, maxAddresses) {
@@ -141,7 +146,8 @@ type routeList struct {
 	total int
 }
 
-// maxRoutesKept bounds the routes that a caller can page to.
+// maxRoutesKept bounds the routes that a caller can page to. More are counted in
+// Network.TotalRoutes, but no page has them.
 const maxRoutesKept = 5000
 
 // add adds a route; false: no more routes are to be read.
@@ -156,8 +162,10 @@ func (r *routeList) add(route Route) bool {
 	return r.total < maxRoutesRead
 }
 
-// readRoutes reads the main tables of IPv4 and IPv6, of which a machine may have only one. It returns
-// false if neither can be read, or ctx ended.
+// readRoutes reads the routes of IPv4 and IPv6, of which a machine may have only one. It returns
+// false if neither can be read, or ctx ended. parse refuses the line of titles, which has no
+// numbers. The kernel shows the main table of IPv4 and all tables of IPv6, also those that only rules
+// of policy routing use.
 func (m *Machine) readRoutes(ctx context.Context, r *routeList) bool {
 	each := func(parse func([]byte) (Route, bool)) func([]byte) bool {
 		return func(line []byte) bool {
@@ -232,7 +240,8 @@ func parseHex(b []byte, size int) (netip.Addr, bool) {
 	return netip.AddrFromSlice(raw)
 }
 
-// newRoute writes the addresses of a route as text.
+// newRoute writes the addresses of a route as text. Without a gateway the network is reached on the
+// link itself.
 func newRoute(destination netip.Addr, bits int, gateway netip.Addr, name string, metric uint64) Route {
 	r := Route{Destination: "default", Interface: name, Metric: int64(min(metric, maxCount))}
 	if bits > 0 || !destination.IsUnspecified() {

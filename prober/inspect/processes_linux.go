@@ -15,6 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The processes that use most, from two readings of /proc/PID/stat. CPU use is a difference: one
+// reading has the CPU time since a process started, which says nothing about the present. Processes
+// of other users may be hidden from this process (SeesProcesses); remote.go has the way around.
+
 // ticksPerSecond is the unit of CPU times in /proc, USER_HZ, which is 100 on all platforms of Go.
 const ticksPerSecond = 100
 
@@ -34,8 +38,10 @@ type procStat struct {
 
 // parseStat parses /proc/PID/stat (proc(5)). The name is in parentheses and may contain any byte,
 // also parentheses; all other fields are numbers, but for the state. want selects processes by name,
-// nil for all: a name that it refuses is not copied, which saves memory.
+// nil for all: a name that it refuses is not copied, which saves memory. A line that ends before
+// field 24 is refused.
 func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bool) {
+	// The last parenthesis ends the name: no field after it has one.
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open || end+2 >= len(b) {
 		return s, false, false
@@ -56,6 +62,7 @@ func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bo
 		switch field {
 		case 4:
 			s.ppid = int(min(n, math.MaxInt32))
+		// User and kernel time of the process itself, without those of its children.
 		case 14, 15:
 			s.ticks += n
 		case 20:
@@ -88,7 +95,9 @@ func parseInt(b []byte) (int, bool) {
 // memBytes is the resident memory in bytes.
 func (s *procStat) memBytes() uint64 { return min(s.rss, maxCount/pageSize) * pageSize }
 
-// statReader reads /proc/PID/stat of many processes, each with three system calls.
+// statReader reads /proc/PID/stat of many processes, each with three system calls. It has one
+// buffer, so it belongs to one goroutine. openat relative to proc saves the kernel the walk along
+// the path for each of 100,000 processes.
 type statReader struct {
 	proc  int                    // descriptor of /proc
 	begin time.Time              // of the answer: procStat.at counts from here
@@ -104,7 +113,8 @@ func (m *Machine) newReader(begin time.Time, want func(name []byte) bool) (*stat
 
 func (r *statReader) close() { _ = unix.Close(r.proc) }
 
-// read reads one process. wanted is the result of want; ok is false if the process has ended.
+// read reads one process. wanted is the result of want; ok is false if the process has ended. One
+// read call is enough: the fields up to the 24th are within the first 1 KiB.
 func (r *statReader) read(pid string) (s procStat, wanted, ok bool) {
 	fd, err := unix.Openat(r.proc, pid+"/stat", unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -136,7 +146,8 @@ type processScan struct {
 	isCut bool       // the time was up before all were read
 }
 
-// cpuUse is a process with the CPU time that it used within the window.
+// cpuUse is a process with the CPU time that it used within the window. An unknown one sorts after
+// all others.
 type cpuUse struct {
 	procStat
 	pct float64 // of one processor; -1: unknown
@@ -156,6 +167,7 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	var all processScan
 	begin := time.Now()
 	out.Unfinished = collect(ctx, &m.guard, &all, part[processScan]{"processes", func(ctx context.Context) func(*processScan) { return m.scan(ctx, begin, &q) }})
+	// Without the list there is nothing to measure.
 	if len(out.Unfinished) > 0 {
 		return out
 	}
@@ -164,6 +176,7 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	}
 	out.Total, out.Matching = all.total, len(all.found)
 	byMemory := func(a, b procStat) int { return cmp.Or(cmp.Compare(b.rss, a.rss), cmp.Compare(a.pid, b.pid)) }
+	// The order is known after one reading, so that only the page has to be read again.
 	if q.SortBy == "memory" {
 		slices.SortFunc(all.found, byMemory)
 		all.found = pageOf(all.found, 0, q.Limit)
@@ -173,6 +186,8 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	if second.isCut {
 		out.Unfinished = append(out.Unfinished, "cpu")
 	}
+	// Only the second reading has the order by CPU use, so all that match were read twice. Equal
+	// ones, most often idle, are in the order of memory.
 	if q.SortBy != "memory" {
 		slices.SortFunc(second.alive, func(a, b cpuUse) int {
 			return cmp.Or(cmp.Compare(b.pct, a.pct), byMemory(a.procStat, b.procStat))
@@ -195,7 +210,8 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 
 // withShare returns a context that ends after a share of the time that ctx has left without reserved:
 // the steps of an answer divide the time of the caller, so that a machine with very many processes
-// still gets an answer. Without a deadline it returns ctx.
+// still gets an answer. Without a deadline it returns ctx. If less than reserved is left, the
+// context has ended already, and the steps stop at their first check.
 func withShare(ctx context.Context, share float64, reserved time.Duration) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -205,7 +221,8 @@ func withShare(ctx context.Context, share float64, reserved time.Duration) (cont
 }
 
 // scan reads all processes in at most two fifths of the time without the window. The second reading
-// and the details have the rest.
+// and the details have the rest. If ctx itself ends, the part is unfinished and the answer has no
+// processes.
 func (m *Machine) scan(ctx context.Context, begin time.Time, q *ProcessQuery) func(*processScan) {
 	limit, cancel := withShare(ctx, 0.4, q.Window)
 	defer cancel()
@@ -217,6 +234,7 @@ func (m *Machine) scan(ctx context.Context, begin time.Time, q *ProcessQuery) fu
 	var c processScan
 	err = m.eachPID(ctx, func(pid string) bool {
 		c.total++
+		// The clock is read for every 64th process only: that is cheap beside 192 system calls.
 		if c.isCut = c.isCut || c.total%64 == 0 && limit.Err() != nil; c.isCut {
 			return true // from here on, processes are counted and not read
 		}
@@ -242,7 +260,9 @@ type measurement struct {
 	isCut   bool          // the time was up: some or all processes have no CPU time
 }
 
-// measure waits for the window and reads the processes of list again.
+// measure waits for the window and reads the processes of list again. If ctx ends before, the
+// processes are those of the first reading without CPU time. A late goroutine may still read list,
+// so the caller must not change it afterwards.
 func (m *Machine) measure(ctx context.Context, begin time.Time, list []procStat, window time.Duration) measurement {
 	var out measurement
 	late := collect(ctx, &m.guard, &out, part[measurement]{"cpu", func(ctx context.Context) func(*measurement) {
@@ -267,7 +287,9 @@ func (m *Machine) measure(ctx context.Context, begin time.Time, list []procStat,
 	return out
 }
 
-// readAgain is the second reading. It leaves a fifth of the time that is left to the details.
+// readAgain is the second reading. It leaves a fifth of the time that is left to the details. Each
+// process has its own window, from its first reading to its second: in a scan of 100,000 processes
+// the windows of the first and the last do not begin together.
 func (m *Machine) readAgain(ctx context.Context, begin time.Time, list []procStat) (out measurement, err error) {
 	limit, cancel := withShare(ctx, 0.8, 0)
 	defer cancel()
@@ -289,7 +311,9 @@ func (m *Machine) readAgain(ctx context.Context, begin time.Time, list []procSta
 		if out.elapsed == 0 {
 			out.elapsed = now.at - old.at
 		}
+		// Without max, a counter that went back would wrap to a huge number.
 		used := float64(max(now.ticks, old.ticks)-old.ticks) / ticksPerSecond
+		// The reader of this round copies no names: the old one is shared.
 		now.name = old.name
 		out.alive = append(out.alive, cpuUse{now, 100 * used / (now.at - old.at).Seconds()})
 	}
@@ -297,7 +321,8 @@ func (m *Machine) readAgain(ctx context.Context, begin time.Time, list []procSta
 }
 
 // details adds user, start time and command line to list, which has the same processes as chosen. It
-// returns false, and adds nothing, if ctx ended before.
+// returns false, and adds nothing, if ctx ended before. Command lines and users are read for the
+// answer's processes only: each takes one or two more files.
 func (m *Machine) details(ctx context.Context, list []Process, chosen []cpuUse, withArgs bool) bool {
 	type detail struct {
 		user, args string
@@ -315,6 +340,8 @@ func (m *Machine) details(ctx context.Context, list []Process, chosen []cpuUse, 
 			dir := m.path("proc", strconv.Itoa(c.pid))
 			got[i].user = m.userOf(ctx, dir, users)
 			if hasBoot {
+				// The bounds of start keep the product within 64 bits, whatever a file below
+				// Options.Root has.
 				got[i].started = max(boot+int64(min(c.start, 1<<40))*1000/ticksPerSecond, 0)
 			}
 			if withArgs {
@@ -330,7 +357,8 @@ func (m *Machine) details(ctx context.Context, list []Process, chosen []cpuUse, 
 	return len(late) == 0
 }
 
-// bootMS is the time at which the machine started, in milliseconds since 1970 by Options.Now.
+// bootMS is the time at which the machine started, in milliseconds since 1970 by Options.Now. It
+// moves with the clock: after a step of the clock, the same process has another start time.
 func (m *Machine) bootMS() (int64, bool) {
 	now, ok := m.opt.now()
 	word, _, _ := strings.Cut(readText(m.path("proc/uptime"), maxName), " ")
@@ -339,7 +367,8 @@ func (m *Machine) bootMS() (int64, bool) {
 }
 
 // userOf returns the name of a process's effective user, or the number of a user without a name. dir
-// is the process's directory in /proc; names caches names by number.
+// is the process's directory in /proc; names caches names by number. Without cgo, os/user reads
+// /etc/passwd only: users of LDAP and the like appear by number.
 func (m *Machine) userOf(ctx context.Context, dir string, names map[string]string) string {
 	uid := ""
 	_ = eachLine(ctx, dir+"/status", func(line []byte) bool {

@@ -16,7 +16,9 @@ import (
 //
 //	daemon: AskProcesses ── socket ──► agentctl-processes@.service: ServeProcesses
 
-// Bounds of the process reader.
+// Bounds of the process reader. They are wider than those of the schema of system.processes (50
+// processes, 1 s), which the daemon checks before it asks: the helper only has to stay within its
+// own memory and time.
 const (
 	maxRequest        = 4 << 10   // bytes
 	maxAnswer         = 256 << 10 // bytes
@@ -26,7 +28,8 @@ const (
 	remoteReserve     = 150 * time.Millisecond // for starting the helper and transferring its answer
 )
 
-// processRequest is a ProcessQuery as JSON, with the time that the daemon has left.
+// processRequest is a ProcessQuery as JSON, with the time that the daemon has left. TimeoutMS is a
+// duration and no time of day, so that the helper needs no clock that agrees with the daemon's.
 type processRequest struct {
 	SortBy    string `json:"sort_by"`
 	Limit     int    `json:"limit"`
@@ -36,7 +39,8 @@ type processRequest struct {
 	TimeoutMS int64  `json:"timeout_ms"`
 }
 
-// check checks the bounds: the helper does not trust the daemon.
+// check checks the bounds: the helper does not trust the daemon. It runs with the right to see the
+// processes of all users, the daemon does not.
 func (r *processRequest) check() error {
 	if (r.SortBy != "cpu" && r.SortBy != "memory") || r.Limit < 1 || r.Limit > maxRemoteLimit || len(r.Name) > maxRemoteNameSize ||
 		r.WindowMS < 0 || r.WindowMS > maxRemoteTime.Milliseconds() || r.TimeoutMS < 1 || r.TimeoutMS > maxRemoteTime.Milliseconds() {
@@ -46,7 +50,8 @@ func (r *processRequest) check() error {
 }
 
 // ServeProcesses answers the one request of a connection and closes the connection. A request out of
-// bounds gets no answer.
+// bounds gets no answer. Its error is for the helper's log: it is that of the request or of the
+// connection. What m could not read is in the answer's Unfinished, as in any answer of Machine.
 func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
 		var r processRequest
@@ -60,7 +65,7 @@ func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 }
 
 // AskProcesses returns the answer of the process reader behind a socket. Without one, "processes" is
-// in Unfinished.
+// in Unfinished. So it is if the helper gives no answer in time or one of more than maxAnswer.
 func AskProcesses(ctx context.Context, socket string, q ProcessQuery) Processes {
 	p, err := askProcesses(ctx, socket, q)
 	if err != nil {
@@ -69,6 +74,10 @@ func AskProcesses(ctx context.Context, socket string, q ProcessQuery) Processes 
 	return p
 }
 
+// askProcesses gives the helper the time that ctx has left, less remoteReserve, so that the
+// helper's answer with its Unfinished arrives before ctx ends. Unknown keys of the answer are
+// ignored: during an upgrade of the package, the daemon that still runs meets the helper of the new
+// version.
 func askProcesses(ctx context.Context, socket string, q ProcessQuery) (p Processes, err error) {
 	timeout := maxRemoteTime
 	if deadline, ok := ctx.Deadline(); ok {

@@ -8,14 +8,16 @@ import "time"
 
 // Info describes a machine.
 type Info struct {
-	AgentVersion      string   `json:"agent_version"`
-	Hostname          string   `json:"hostname,omitempty"`
-	Model             string   `json:"model,omitempty"`
-	OS                string   `json:"os,omitempty"`
-	Kernel            string   `json:"kernel,omitempty"`
-	Arch              string   `json:"arch"`
-	Virtualization    string   `json:"virtualization,omitempty"` // "kvm", "docker"; "" on hardware
-	CPUModel          string   `json:"cpu_model,omitempty"`
+	AgentVersion string `json:"agent_version"`
+	Hostname     string `json:"hostname,omitempty"`
+	Model        string `json:"model,omitempty"`
+	OS           string `json:"os,omitempty"`
+	Kernel       string `json:"kernel,omitempty"`
+	// Architecture of Go (arm64) until the part "kernel" replaces it by that of uname (aarch64).
+	Arch           string `json:"arch"`
+	Virtualization string `json:"virtualization,omitempty"` // "kvm", "docker"; "" on hardware
+	CPUModel       string `json:"cpu_model,omitempty"`
+	// Processors that this process may run on: fewer than the machine has if its affinity is limited.
 	CPUs              int      `json:"cpus"`
 	MemTotalBytes     uint64   `json:"mem_total_bytes,omitempty"`
 	SwapTotalBytes    *uint64  `json:"swap_total_bytes,omitempty"`
@@ -36,7 +38,8 @@ type ProcessQuery struct {
 	Args   bool          // include command lines, which may contain secrets
 }
 
-// Processes is the answer to a ProcessQuery.
+// Processes is the answer to a ProcessQuery. Where the time was up during the first reading, Total
+// also counts processes that were not read, and Matching and Processes have only those that were.
 type Processes struct {
 	WindowMS   int64     `json:"window_ms"` // as measured; 0: CPU use was not measured
 	Total      int       `json:"total"`     // on the machine
@@ -45,18 +48,21 @@ type Processes struct {
 	Unfinished []string  `json:"unfinished,omitempty"`
 }
 
-// Process is one process.
+// Process is one process. Name is the kernel's: at most 15 bytes for a program, which may
+// change it. User is that of its effective user id.
 type Process struct {
-	PID       int      `json:"pid"`
-	PPID      int      `json:"ppid"`
-	Name      string   `json:"name"`
-	User      string   `json:"user,omitempty"`
-	State     string   `json:"state"`
-	CPUPct    *float64 `json:"cpu_pct,omitempty"` // 100 is one fully used processor
-	MemBytes  uint64   `json:"mem_bytes"`         // resident memory
-	Threads   int      `json:"threads"`
-	StartedMS int64    `json:"started_ms,omitempty"`
-	Args      string   `json:"args,omitempty"`
+	PID   int    `json:"pid"`
+	PPID  int    `json:"ppid"`
+	Name  string `json:"name"`
+	User  string `json:"user,omitempty"`
+	State string `json:"state"`
+	// nil: there was no second reading of it, or not in time.
+	CPUPct   *float64 `json:"cpu_pct,omitempty"` // 100 is one fully used processor
+	MemBytes uint64   `json:"mem_bytes"`         // resident memory
+	Threads  int      `json:"threads"`
+	// 0: Options.Now does not know the time.
+	StartedMS int64  `json:"started_ms,omitempty"`
+	Args      string `json:"args,omitempty"`
 }
 
 // Disks is a page of the file systems of a machine; the first page also has the drives.
@@ -68,7 +74,9 @@ type Disks struct {
 }
 
 // Filesystem is one mounted file system. If it has no figures, Error says why, or "filesystems" is
-// in Disks.Unfinished.
+// in Disks.Unfinished. UsedPct is that of df(1): used space by used and free. FreeBytes is what
+// ordinary users may write, so UsedBytes and FreeBytes are less than TotalBytes where blocks are
+// reserved for root.
 type Filesystem struct {
 	Mount         string   `json:"mount"`
 	Device        string   `json:"device,omitempty"`
@@ -97,17 +105,20 @@ type Disk struct {
 	Rotational   bool    `json:"rotational"`
 	ReadBytes    *uint64 `json:"read_bytes,omitempty"`
 	WrittenBytes *uint64 `json:"written_bytes,omitempty"`
-	BusyMS       *uint64 `json:"busy_ms,omitempty"`
+	// Time with at least one operation in progress.
+	BusyMS *uint64 `json:"busy_ms,omitempty"`
 }
 
 // NetworkQuery selects interfaces and routes. Pages go through one list: all interfaces, then all
-// routes.
+// routes. The names of interfaces are those of the kernel, which Network compares byte by byte.
 type NetworkQuery struct {
 	Interface string // only this interface and its routes; "": all
 	Skip      int    // how many elements of the list were on earlier pages
 }
 
-// Network is a page of the interfaces and routes of a machine.
+// Network is a page of the interfaces and routes of a machine. Total counts come with every page;
+// one is 0 if its part is in Unfinished, so that a cursor beyond the end may only mean that the
+// list could not be read.
 type Network struct {
 	TotalInterfaces int         `json:"total_interfaces"`
 	TotalRoutes     int         `json:"total_routes"`
@@ -117,7 +128,8 @@ type Network struct {
 	Unfinished      []string    `json:"unfinished,omitempty"`
 }
 
-// Interface is a network interface. Its counters are since the interface was created.
+// Interface is a network interface. Its counters are since the interface was created. Counters is
+// nil, and its keys are missing, if /proc/net/dev has no such interface or could not be read.
 type Interface struct {
 	Name      string   `json:"name"`
 	Up        bool     `json:"up"` // enabled, and with a carrier
