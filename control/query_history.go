@@ -182,9 +182,12 @@ func (q *historyRequest) countPass(ctx context.Context) error {
 		return q.queryError(ctx, err)
 	}
 	defer func() { q.ss.srv.countSlots <- slot }()
-	q.kept, q.buf, q.items, q.size = nil, q.buf[:0], 0, 0
+	q.kept, q.buf, q.items, q.size = nil, newPart(), 0, 0
 	return q.run(ctx, q.count)
 }
+
+// newPart returns an empty part with space for the item that exceeds writeSize.
+func newPart() []byte { return make([]byte, 0, writeSize+writeSize/16) }
 
 // count adds a row in the first pass.
 func (q *historyRequest) count(row *HistoryRow) error {
@@ -192,7 +195,7 @@ func (q *historyRequest) count(row *HistoryRow) error {
 	case q.isLong:
 		q.kept, q.buf = nil, q.buf[:0]
 	case len(q.buf) >= writeSize:
-		q.kept, q.buf = append(q.kept, q.buf), make([]byte, 0, writeSize+writeSize/16)
+		q.kept, q.buf = append(q.kept, q.buf), newPart()
 	}
 	n := q.appendItem(row)
 	if n == 0 {

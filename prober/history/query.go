@@ -65,6 +65,8 @@ func (s *Store) Query(ctx context.Context, q Query, fn func(Row) error) error {
 	if err != nil {
 		return err
 	}
+	c := new(chunk)
+	r.chunk, r.rows, r.bucketReadings, r.pendingReadings, r.out = c, c.rows[:0], c.bucketReadings[:0], c.pendingReadings[:0], c.out[:0]
 	for !r.done {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -120,6 +122,21 @@ type queryReader struct {
 	pendingReadings []item[int64]
 
 	out []prober.Reading // reused for each row
+
+	chunk *chunk // nil in a reader that does not fetch
+}
+
+// chunk is the memory of a query in progress, where the lists of its reader begin. It is one object,
+// because the runtime never returns what it has for each size of objects that was ever used, up to
+// 24 KiB: lists that begin empty go through all sizes up to their own.
+type chunk struct {
+	samples         [chunkSamples]item[values]
+	readings        [chunkReadings]item[int64]
+	groups          [chunkReadings]group
+	rows            [chunkBuckets]group
+	bucketReadings  [chunkReadings]item[int64]
+	pendingReadings [64]item[int64]
+	out             [64]prober.Reading
 }
 
 // group is what was recorded at one time.

@@ -122,14 +122,14 @@ func (s *Store) scan(d *db, r *queryReader) (groups []group, next int64, err err
 	to := r.to
 	var samples []item[values]
 	if r.wantsSamples {
-		if samples, to, err = firstItems(s, d, samplesTable, &s.samples, sampleOf, r.cursor, to, chunkSamples); err != nil {
+		if samples, to, err = firstItems(s, d, samplesTable, &s.samples, sampleOf, r.cursor, to, r.chunk.samples[:0]); err != nil {
 			return nil, 0, err
 		}
 	}
 	var readings []item[int64]
 	if r.wantedCount > 0 {
 		var upto int64
-		if readings, upto, err = firstItems(s, d, readingsTable, &s.readings, readingOf, r.cursor, to, chunkReadings); err != nil {
+		if readings, upto, err = firstItems(s, d, readingsTable, &s.readings, readingOf, r.cursor, to, r.chunk.readings[:0]); err != nil {
 			return nil, 0, err
 		}
 		if upto < readingsTable.last(to) {
@@ -137,13 +137,13 @@ func (s *Store) scan(d *db, r *queryReader) (groups []group, next int64, err err
 		}
 		readings = slices.DeleteFunc(readings, func(it item[int64]) bool { return !r.wanted[readingKey(it.id)] })
 	}
-	return groupByTime(samples, readings, to), to + 1, nil
+	return groupByTime(r.chunk.groups[:0], samples, readings, to), to + 1, nil
 }
 
-// firstItems returns the first items of from..to, about max, from the file and from memory,
-// and the id up to which they are complete.
-func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]driver.Value) item[T], from, to int64, limit int) (items []item[T], upto int64, err error) {
-	first, upto := t.first(from), t.last(to)
+// firstItems appends the first items of from..to to a list, about as many as it has space for, from the
+// file and from memory, and returns the id up to which they are complete.
+func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]driver.Value) item[T], from, to int64, items []item[T]) (_ []item[T], upto int64, err error) {
+	first, upto, limit := t.first(from), t.last(to), cap(items)
 	if d != nil {
 		err := d.each(t.scan, func(row []driver.Value) bool {
 			items = append(items, decode(row))
@@ -167,10 +167,9 @@ func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]dr
 	return mergeByID(items), upto, nil
 }
 
-// groupByTime makes groups of samples and readings up to a time. Both lists are sorted by id.
+// groupByTime appends groups of samples and readings up to a time. Both lists are sorted by id.
 // The groups share the array of readings.
-func groupByTime(samples []item[values], readings []item[int64], to int64) []group {
-	groups := make([]group, 0, max(len(samples), len(readings)))
+func groupByTime(groups []group, samples []item[values], readings []item[int64], to int64) []group {
 	for len(samples) > 0 || len(readings) > 0 {
 		g := group{ts: maxTS}
 		if len(samples) > 0 {
@@ -223,7 +222,7 @@ const (
 func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err error) {
 	end := r.bucketEnd(r.cursor)
 	last := min(end+min(chunkBuckets-1, maxSeekSpan/r.step)*r.step, r.to)
-	var samples []item[values]
+	samples := r.chunk.samples[:0]
 	if r.wantsSamples {
 		err := d.each(lastSamples, func(row []driver.Value) bool {
 			samples = append(samples, sampleOf(row))
@@ -236,7 +235,7 @@ func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err err
 		samples = mergeByID(append(samples, s.samples.between(r.cursor, last)...))
 		s.mu.Unlock()
 	}
-	var readings []item[int64]
+	readings := r.chunk.readings[:0]
 	if r.wantedCount > 0 {
 		if readings, err = r.seekReadings(d, end, last); err != nil {
 			return nil, 0, err
@@ -250,7 +249,7 @@ func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err err
 		s.mu.Unlock()
 		readings = mergeByID(readings)
 	}
-	if groups = groupByTime(samples, readings, last); len(groups) > 0 {
+	if groups = groupByTime(r.chunk.groups[:0], samples, readings, last); len(groups) > 0 {
 		return groups, last + 1, nil
 	}
 	next, err = s.firstTimeFrom(d, r, last+1)
@@ -261,6 +260,7 @@ func (s *Store) seek(d *db, r *queryReader) (groups []group, next int64, err err
 // one. Most keys are recorded together. Only where one is missing at the last time of a bucket, the
 // rows of the chunk are searched for it: a key has no index.
 func (r *queryReader) seekReadings(d *db, end, last int64) (readings []item[int64], err error) {
+	readings = r.chunk.readings[:0]
 	var newest, found [256]int // by key: 1 + its index in readings, and the buckets that have it
 	buckets, ts := 0, int64(0)
 	add := func(row []driver.Value) bool {
