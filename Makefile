@@ -22,10 +22,11 @@ FULL_COLD   := agentctl/cmd/... agentctl/config agentctl/configctl agentctl/doct
 FULL_FLAGS  := $(foreach p,$(FULL_COLD),-gcflags=$(p)=-l)
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 # The race detector needs a C compiler; without one the tests run without it. SQLite, which is
-# C translated to Go, is not instrumented: that takes two thirds of the time of every test with
-# a database, and cannot find a race of ours. The packages that call it are instrumented.
+# C translated to Go, is not instrumented, nor are its C library and allocator: that takes two
+# thirds of the time of every test with a database, and cannot find a race of ours. The packages
+# that call it are instrumented.
 CC_FOUND    := $(shell command -v gcc || command -v cc || command -v clang)
-RACE        := $(if $(CC_FOUND),-race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc=-race=false,)
+RACE        := $(if $(CC_FOUND),-race -gcflags=modernc.org/sqlite/lib=-race=false -gcflags=modernc.org/libc=-race=false -gcflags=modernc.org/memory=-race=false,)
 # A binary with the detector waits before it exits, for races in goroutines that are left:
 # a second by default, which 50 packages and the processes they start add up.
 RACE_ENV    := $(if $(CC_FOUND),CGO_ENABLED=1 GORACE=atexit_sleep_ms=100,CGO_ENABLED=0)
