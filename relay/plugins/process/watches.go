@@ -111,7 +111,8 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 	}
 	w.watchers[key] = struct{}{}
 	s.mu.Unlock()
-	s.settle(ctx, uri, initializeTimeout)
+	// Without ctx: other watches rely on this subscription, too.
+	s.settle(context.WithoutCancel(ctx), uri, initializeTimeout)
 	var err error
 	select {
 	case <-ctx.Done():
