@@ -72,7 +72,7 @@ func (t *Table) Only(leaves []int) *Table {
 func (t *Table) Leaves() int { return len(t.leaves) }
 
 // readTree returns the leaf pages, from the level of the root down: all leaves of a b-tree have the same
-// depth. The first page of a level tells what the level is. Others of another type are found later: in
+// depth. The first page of a level decides what the level is. Others of another type are found later: in
 // an interior level by appendChildren, among leaves by Rows.
 func (t *Table) readTree(root uint32) ([]uint32, error) {
 	level := []uint32{root}

@@ -107,7 +107,7 @@ func (f *demoFlags) explain(err error) error {
 }
 
 // showDemo prints how to reach the demo, then the metrics of this machine until ctx ends. The echo comes
-// before the instructions: it proves that a call crosses MCP, relay and link before anybody is told to try.
+// before the instructions: it proves that a call crosses MCP, relay and link.
 // It shows what a first reader tries next: an MCP client, the stream, the events and the
 // commands, each with the token and the address of this demo.
 func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {

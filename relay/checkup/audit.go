@@ -13,8 +13,8 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// The audit log has no checksums: each line is a JSON object of its own, appended with one write. So a
-// check can only tell whether lines are whole. The files are audit.jsonl and refusals.jsonl, and their older
+// The audit log has no checksums: each line is a separate JSON object, appended with one write. So a
+// check can only find lines that are not whole. The files are audit.jsonl and refusals.jsonl, and their older
 // parts with a number (audit.jsonl.1). A power cut can leave zeros or a part of a line at the end of the
 // file; a relay that starts afterwards ends the torn line and appends behind it, and the torn line stays.
 

@@ -22,7 +22,7 @@ import (
 // has checked each row that a replay returns against its chain.
 
 // stateTable is the table of state between Open and Run. Nothing changes it once Open has checked it, so
-// several replays read it at the same time, each with a Table of its own (Only).
+// several replays read it at the same time, each with a separate Table (Only).
 type stateTable struct {
 	rows   *sqlitefile.Table
 	chains map[int64]*chain

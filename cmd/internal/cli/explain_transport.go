@@ -42,7 +42,7 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *ExitError {
 }
 
 // explainClose returns the exit code and the next step after the relay closed a metric stream. Only a board
-// that went offline has an exit code of its own: a script can wait for it and start again.
+// that went offline has a separate exit code: a script can wait for it and start again.
 func explainClose(e *client.StreamClosedError) (code int, next string) {
 	switch {
 	case errors.Is(e, client.ErrDeviceOffline):

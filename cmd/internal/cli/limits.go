@@ -31,7 +31,7 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Context is cmd's context, ended by --for. The caller tells its end from a failure: after --for ctx.Err is
+// Context is cmd's context, ended by --for. The caller distinguishes its end from a failure: after --for ctx.Err is
 // context.DeadlineExceeded, after Ctrl-C context.Canceled.
 func (l *Limits) Context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	if l.Time > 0 {

@@ -29,7 +29,7 @@ type RelayFlags struct {
 	URL, TokenFile, CAFile, CASHA256 string
 	contextName                      string         // of --context, which only the commands of mcp have
 	ForMCP                           bool           // MCP_TOKEN counts as a token too; set before AddFlags
-	set                              *pflag.FlagSet // of the command, to tell what was typed from a default
+	set                              *pflag.FlagSet // of the command, to distinguish what was typed from a default
 }
 
 // AddFlags adds the flags to c, and --context for the commands of mcp.

@@ -17,7 +17,7 @@ import (
 // directory of a relay on this machine.
 type adminFlags struct {
 	relay    cli.RelayFlags
-	stateDir string // has a default, so that only Changed tells whether somebody named one
+	stateDir string // has a default, so only Changed shows whether somebody named one
 	tenant   string // "": see the default of the command; over HTTP it must be empty
 	out      cli.Output
 }

@@ -165,7 +165,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 			return t.call(ctx, p, r)
 		}
 	}
-	// Only a mistake of this program leads here. The kernel turns the panic into an error.
+	// Only a mistake of this program leads here. The kernel converts the panic to an error.
 	panic("fleet: the kernel routed a tool that this plugin does not have")
 }
 

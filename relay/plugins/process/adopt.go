@@ -24,7 +24,7 @@ import (
 	"agentctl/relay/plugins/sandbox"
 )
 
-// Adoption turns a server's lists into a manifest that a person reviews:
+// Adoption writes a manifest from a server's lists, and a person reviews it:
 //
 //	start    in the sandbox that the plugin will have, with an empty folder for data
 //	settle   the lists are read once they have not changed for listQuiet

@@ -244,7 +244,7 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	var rpc *jrpc2.Error
 	var notSent notSentError
 	switch {
-	// First, because jrpc2 reports the end of a context by an error of its own; the caller's deadline
+	// First, because jrpc2 reports the end of a context by a separate error; the caller's deadline
 	// is no fault of the plugin.
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
