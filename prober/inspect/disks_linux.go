@@ -47,8 +47,8 @@ func parseMount(line []byte) (mount, bool) {
 	return m, true
 }
 
-// unescape replaces the octal escapes of mountinfo: \040 is a space. Only space, tab, newline,
-// backslash and # are escaped by the kernel; any octal number is accepted here.
+// unescape replaces the octal escapes of mountinfo: \040 is a space. The kernel escapes space, tab,
+// newline and backslash, and # in the name of a device; any octal number is accepted here.
 func unescape(b []byte) string {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return string(b)
@@ -71,14 +71,14 @@ func unescape(b []byte) string {
 // the kernel's state (proc, cgroup2), and to the layers of containers (overlay, squashfs).
 func (m *mount) isStorage() bool {
 	switch {
-	// A device node, a server's path (nfs, cifs, ceph), a pool of ZFS, which has no device node, or
-	// a program's.
+	// A device node, a server's path (nfs, cifs, ceph), a data set of ZFS, which has no device node,
+	// or what a program serves (FUSE).
 	case strings.HasPrefix(m.device, "/"), strings.Contains(m.device, ":/"), m.fsType == "zfs", strings.HasPrefix(m.fsType, "fuse."):
-		// Images that are mounted read-only are packages (snap), not storage: they are full by
-		// design.
+		// Images that are mounted from a file are packages (snap), not storage: a squashfs is always
+		// full.
 		return m.fsType != "squashfs" && m.fsType != "fuse.snapfuse" && !strings.HasPrefix(m.device, "/dev/loop")
-	// /tmp and /run may fill up. systemd mounts one for each credential, and container engines hide
-	// files of /sys and /proc below an empty one.
+	// /tmp and /run may fill up. systemd mounts one for each service that has credentials, and
+	// container engines hide directories of /sys and /proc below an empty one.
 	case m.fsType == "tmpfs":
 		return !strings.HasPrefix(m.point, "/run/credentials/") && !strings.HasPrefix(m.point, "/sys/") && !strings.HasPrefix(m.point, "/proc/")
 	}
@@ -87,8 +87,8 @@ func (m *mount) isStorage() bool {
 }
 
 // isRemote reports whether another program or computer serves the file system and may stop
-// answering. Only the order of reads and their bounds depend on it: a local one that hangs is
-// bounded as well.
+// answering. Only the order of reads and their bounds depend on it: a read of a local one that hangs,
+// such as a broken card, is bounded as well.
 func (m *mount) isRemote() bool {
 	switch m.fsType {
 	case "nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "afs", "glusterfs", "lustre":
@@ -101,8 +101,8 @@ func (m *mount) isRemote() bool {
 const maxMounts = 20_000
 
 // mounts returns the file systems that hold files, each device once: sandboxes and containers mount
-// the same device in several places. ReadOnly and the type are those of the first line of a device,
-// the path is the shortest. Subvolumes of one btrfs are one device here.
+// the same device in several places. readOnly and fsType are those of the device's first line, and
+// point is the shortest path. Subvolumes of one btrfs have one device, so they are listed once.
 func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 	var list []mount
 	seen := make(map[string]int) // index in list
@@ -134,7 +134,7 @@ func (m *Machine) mounts(ctx context.Context) ([]mount, error) {
 func (m *Machine) Disks(ctx context.Context, skip int) Disks {
 	out := Disks{Filesystems: []Filesystem{}}
 	var mounts []mount
-	// The entering functions run on this goroutine, so that they may set mounts without a lock.
+	// collect calls the functions that a part returns on this goroutine, so they need no lock for mounts.
 	parts := []part[Disks]{{"filesystems", func(ctx context.Context) func(*Disks) {
 		list, err := m.mounts(ctx)
 		if err != nil {
@@ -181,8 +181,8 @@ type usageReader struct {
 }
 
 // maxHungMounts bounds the pending reads of local mounts, and again those of remote ones, so that
-// dead servers do not keep local file systems from being read. Four that hang cost the first answer
-// 1.2 s of its 1.8 s; later answers do not wait for them.
+// dead servers do not keep local file systems from being read. Four servers that hang cost the first
+// answer 1.2 s of the 1.8 s that handlers give it; later answers do not wait for them.
 const maxHungMounts = 4
 
 // mountTimeout is how long an answer waits for one mount. A local file system has its figures in
@@ -195,7 +195,6 @@ func (u *usageReader) read(ctx context.Context, path string, isRemote bool, f *F
 	if ctx.Err() != nil {
 		return false
 	}
-	// A mount that hung in an earlier call is not waited for again.
 	isNew, isPending := u.begin(path, isRemote)
 	switch {
 	case isPending:
@@ -275,8 +274,8 @@ func (u *usageReader) end(path string) {
 }
 
 // setUsage enters the figures. File systems without blocks, as some servers have, get none. The
-// percentages are gopsutil's, computed as df(1) does. Inodes are left out where the file system has
-// no fixed number of them (btrfs, vfat).
+// percentages are gopsutil's, computed as df(1) does. Inodes are left out where statfs reports a total
+// of 0, as btrfs and vfat do, which have no fixed number of them.
 func (f *Filesystem) setUsage(u *disk.UsageStat) {
 	if u.Total == 0 {
 		return
@@ -298,8 +297,8 @@ func round(pct float64) float64 {
 	return math.Round(min(pct, 100)*10) / 10
 }
 
-// virtualDrives begin the names of block devices that are no hardware, or have no fixed medium.
-// Those of LVM and RAID (dm-, md) would count the same bytes again that their drives have.
+// virtualDrives are the first letters of block devices that are no hardware, or have no fixed medium.
+// What LVM and RAID (dm-, md) read and write is counted by the drives below them already.
 var virtualDrives = []string{"loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"}
 
 // drives reads the drives from /sys/block, and their counters. Drives whose counters cannot be read
@@ -321,12 +320,13 @@ func (m *Machine) drives(ctx context.Context) func(*Disks) {
 			continue
 		}
 		dir := m.path("sys/block", name) + "/"
-		// The unit of size is 512 bytes for each drive, whatever its own sectors have.
+		// The unit of size is 512 bytes, also for drives with sectors of 4 KiB.
 		sectors, ok := parseUint([]byte(readText(dir+"size", maxName)))
 		if !ok || sectors == 0 {
 			continue // a card reader without a card
 		}
-		// SATA, USB and NVMe have model; SD cards and eMMCs have name.
+		// SATA, USB and NVMe drives have a file model, SD cards and eMMCs a file name, virtio disks
+		// neither.
 		model := readText(dir+"device/model", maxName)
 		if model == "" {
 			model = readText(dir+"device/name", maxName)

@@ -101,8 +101,8 @@ type part[T any] struct {
 
 // collect reads all parts concurrently and enters them into out, on the caller's goroutine. It
 // returns the names of the parts that could not be read or were not read when ctx ended, in the
-// order of parts. A read that is late continues, and its result is dropped. When a result and the
-// end of ctx come together, either may win: such a part may be unfinished.
+// order of parts. A read that is late continues, and its result is dropped. If a result and the end
+// of ctx come together, the part may be entered or unfinished.
 func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (unfinished []string) {
 	type result struct {
 		i     int
@@ -123,7 +123,6 @@ func collect[T any](ctx context.Context, g *guard, out *T, parts ...part[T]) (un
 			results <- result{i, enter}
 		}()
 	}
-	// Parts that guard refused have no goroutine, so nothing is waited for on their account.
 	for ; waiting > 0; waiting-- {
 		select {
 		case r := <-results:

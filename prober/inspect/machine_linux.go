@@ -17,9 +17,8 @@ import (
 	"github.com/shirou/gopsutil/v4/common"
 )
 
-// Machine reads this machine. Its methods may be called from any goroutine. Use New. Calls share
-// guard and usage, which keep all of them together from leaving more goroutines behind than maxHung
-// and maxHungMounts allow.
+// Machine reads this machine. Its methods may be called from any goroutine. Use New. All calls share
+// guard and usage, so maxHung and maxHungMounts bound the goroutines that hang in all of them together.
 type Machine struct {
 	opt   Options
 	guard guard
@@ -94,8 +93,8 @@ func eachLine(ctx context.Context, path string, fn func(line []byte) bool) error
 	return lines.Err()
 }
 
-// Info describes the machine. The names of its parts are those of Unfinished. Each part is one or
-// two small reads. They run at the same time, so that a file that hangs costs its own part only.
+// Info describes the machine. The names of its parts are those of Unfinished. Parts run at the same
+// time, so a file that hangs costs only its part.
 func (m *Machine) Info(ctx context.Context) Info {
 	info := Info{AgentVersion: Text(m.opt.Version, 64), Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}
 	info.Unfinished = collect(ctx, &m.guard, &info,
@@ -187,20 +186,22 @@ func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 			if bytes.HasPrefix(line, []byte("flags")) && bytes.Contains(line, []byte(" hypervisor")) {
 				name = "vm"
 			}
-			// All processors have the same flags: the first line of them decides.
+			// One line of flags is enough: the hypervisor sets the flag for all processors.
 			return name == "" && !bytes.HasPrefix(line, []byte("flags"))
 		})
 	}
 	return func(i *Info) { i.Virtualization = name }
 }
 
-// cpuModel is the name of the first processor. ARM kernels have none; some have Hardware instead.
+// cpuModel is the name of the first processor. Kernels of 64-bit ARM show one to 32-bit programs only;
+// some name the board's chip under Hardware instead.
 func (m *Machine) cpuModel(ctx context.Context) func(*Info) {
 	name := ""
 	err := eachLine(ctx, m.path("proc/cpuinfo"), func(line []byte) bool {
 		key, value, _ := bytes.Cut(line, []byte(":"))
 		switch string(bytes.TrimSpace(key)) {
-		// In this order: x86 and 32-bit ARM, MIPS, RISC-V, the board's chip on older ARM kernels.
+		// x86 and 32-bit ARM, MIPS, RISC-V, the chip on older ARM kernels. 32-bit ARM has Hardware too,
+		// but behind the processors, so its model name comes first.
 		case "model name", "cpu model", "uarch", "Hardware":
 			name = Text(string(value), 128)
 		}
@@ -256,9 +257,8 @@ func (m *Machine) clock(context.Context) func(*Info) {
 }
 
 // eachPID calls fn with the number of each process in /proc, until fn returns false or ctx ends. It
-// reads 1024 names at a time: os.ReadDir would sort and hold all of them. A name that the kernel
-// adds or removes meanwhile may be missing or be of a process that has ended. ctx is checked after
-// each 1024 names.
+// reads 1024 names at a time, and checks ctx between them: os.ReadDir would sort and hold all of them.
+// A process that starts meanwhile may be missing, and one that is listed may have ended.
 func (m *Machine) eachPID(ctx context.Context, fn func(pid string) bool) error {
 	f, err := os.Open(m.path("proc"))
 	if err != nil {

@@ -14,13 +14,12 @@ import (
 
 // Mock answers for a mock board with SIMULATED data. It computes them from the board's history, so
 // that both agree and thousands of boards need no memory for them. Its methods may be called from any
-// goroutine. booted is computed once from the seed: between 1 and 1000 hours before the start of
-// the program.
+// goroutine.
 type Mock struct {
 	seed    uint64
 	history *prober.MockHistory
 	version string
-	booted  time.Time
+	booted  time.Time // by the seed, 1 to 1000 hours before NewMock
 }
 
 // NewMock returns the mock board with that seed and history. version is its Info.AgentVersion.
@@ -35,7 +34,7 @@ func (m *Mock) value(name string) float64 {
 }
 
 // pick chooses an element by the board's seed: the same one at each call. The lowest bits of the
-// product are those of the seed, so they are dropped.
+// product depend on few bits of the seed, so they are dropped.
 func pick[T any](m *Mock, from []T) T {
 	const spread = 2654435761 // Knuth's multiplier: neighboring seeds choose different elements
 	return from[m.seed*spread>>7%uint64(len(from))]
@@ -129,7 +128,8 @@ func (m *Mock) Disks(_ context.Context, skip int) Disks {
 	return out
 }
 
-// mockFilesystem fills in the figures from size and pct. Inodes are a third as full as the blocks.
+// mockFilesystem is a file system that is pct percent full. Its inodes are a third as full, as on a
+// board whose files are mostly large.
 func mockFilesystem(mount, device, fsType string, size uint64, pct float64) Filesystem {
 	used := uint64(float64(size) * pct / 100)
 	free := size - used

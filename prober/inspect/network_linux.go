@@ -32,7 +32,6 @@ func (m *Machine) Network(ctx context.Context, q NetworkQuery) Network {
 			if err != nil {
 				return nil
 			}
-			// The entering functions run on this goroutine: they set found, counters and routes.
 			return func(n *Network) { found, n.TotalInterfaces = list, len(list) }
 		}},
 		{"counters", func(ctx context.Context) func(*Network) {
@@ -99,7 +98,7 @@ func interfacesNamed(name string) ([]net.Interface, error) {
 // describe returns what is known of an interface without asking the kernel again.
 func describe(i *net.Interface, counters map[string]*Counters) Interface {
 	return Interface{
-		// IFF_RUNNING is the carrier: a cable, or an access point.
+		// IFF_RUNNING: packets can be sent. A cable is plugged in, or an access point was joined.
 		Name: Text(i.Name, maxName), Up: i.Flags&net.FlagUp != 0 && i.Flags&net.FlagRunning != 0,
 		Loopback: i.Flags&net.FlagLoopback != 0, MAC: Text(i.HardwareAddr.String(), maxName), MTU: max(i.MTU, 0),
 		Counters: counters[i.Name],
@@ -163,9 +162,9 @@ func (r *routeList) add(route Route) bool {
 }
 
 // readRoutes reads the routes of IPv4 and IPv6, of which a machine may have only one. It returns
-// false if neither can be read, or ctx ended. parse refuses the line of titles, which has no
-// numbers. The kernel shows the main table of IPv4 and all tables of IPv6, also those that only rules
-// of policy routing use.
+// false if neither can be read, or ctx ended. /proc/net/route is the main table of IPv4 (its first line
+// has titles, which parse refuses); /proc/net/ipv6_route is all tables of IPv6, also those that only
+// policy routing uses.
 func (m *Machine) readRoutes(ctx context.Context, r *routeList) bool {
 	each := func(parse func([]byte) (Route, bool)) func([]byte) bool {
 		return func(line []byte) bool {
@@ -240,8 +239,8 @@ func parseHex(b []byte, size int) (netip.Addr, bool) {
 	return netip.AddrFromSlice(raw)
 }
 
-// newRoute writes the addresses of a route as text. Without a gateway the network is reached on the
-// link itself.
+// newRoute writes the addresses of a route as text. Without a gateway, destinations are on the link
+// itself.
 func newRoute(destination netip.Addr, bits int, gateway netip.Addr, name string, metric uint64) Route {
 	r := Route{Destination: "default", Interface: name, Metric: int64(min(metric, maxCount))}
 	if bits > 0 || !destination.IsUnspecified() {

@@ -16,8 +16,8 @@ import (
 )
 
 // The processes that use most, from two readings of /proc/PID/stat. CPU use is a difference: one
-// reading has the CPU time since a process started, which says nothing about the present. Processes
-// of other users may be hidden from this process (SeesProcesses); remote.go has the way around.
+// reading has the CPU time since a process started, which says nothing about the present. Where
+// processes of other users are hidden from the daemon (SeesProcesses), remote.go asks a helper.
 
 // ticksPerSecond is the unit of CPU times in /proc, USER_HZ, which is 100 on all platforms of Go.
 const ticksPerSecond = 100
@@ -38,8 +38,8 @@ type procStat struct {
 
 // parseStat parses /proc/PID/stat (proc(5)). The name is in parentheses and may contain any byte,
 // also parentheses; all other fields are numbers, but for the state. want selects processes by name,
-// nil for all: a name that it refuses is not copied, which saves memory. A line that ends before
-// field 24 is refused.
+// nil for all: a name that it refuses is not copied, which saves memory. A line that is cut before
+// field 24 has ok false.
 func parseStat(b []byte, want func(name []byte) bool) (s procStat, wanted, ok bool) {
 	// The last parenthesis ends the name: no field after it has one.
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
@@ -96,8 +96,8 @@ func parseInt(b []byte) (int, bool) {
 func (s *procStat) memBytes() uint64 { return min(s.rss, maxCount/pageSize) * pageSize }
 
 // statReader reads /proc/PID/stat of many processes, each with three system calls. It has one
-// buffer, so it belongs to one goroutine. openat relative to proc saves the kernel the walk along
-// the path for each of 100,000 processes.
+// buffer, so it belongs to one goroutine. It opens files relative to proc, so that the kernel looks up
+// only the rest of the path.
 type statReader struct {
 	proc  int                    // descriptor of /proc
 	begin time.Time              // of the answer: procStat.at counts from here
@@ -167,7 +167,6 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	var all processScan
 	begin := time.Now()
 	out.Unfinished = collect(ctx, &m.guard, &all, part[processScan]{"processes", func(ctx context.Context) func(*processScan) { return m.scan(ctx, begin, &q) }})
-	// Without the list there is nothing to measure.
 	if len(out.Unfinished) > 0 {
 		return out
 	}
@@ -176,7 +175,7 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	}
 	out.Total, out.Matching = all.total, len(all.found)
 	byMemory := func(a, b procStat) int { return cmp.Or(cmp.Compare(b.rss, a.rss), cmp.Compare(a.pid, b.pid)) }
-	// The order is known after one reading, so that only the page has to be read again.
+	// The order by memory is known after one reading, so only the answer's processes are read again.
 	if q.SortBy == "memory" {
 		slices.SortFunc(all.found, byMemory)
 		all.found = pageOf(all.found, 0, q.Limit)
@@ -186,8 +185,8 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 	if second.isCut {
 		out.Unfinished = append(out.Unfinished, "cpu")
 	}
-	// Only the second reading has the order by CPU use, so all that match were read twice. Equal
-	// ones, most often idle, are in the order of memory.
+	// CPU use is known after the second reading, of all that match. Of equal ones, which are mostly
+	// idle, those with more memory come first.
 	if q.SortBy != "memory" {
 		slices.SortFunc(second.alive, func(a, b cpuUse) int {
 			return cmp.Or(cmp.Compare(b.pct, a.pct), byMemory(a.procStat, b.procStat))
@@ -210,8 +209,8 @@ func (m *Machine) Processes(ctx context.Context, q ProcessQuery) Processes {
 
 // withShare returns a context that ends after a share of the time that ctx has left without reserved:
 // the steps of an answer divide the time of the caller, so that a machine with very many processes
-// still gets an answer. Without a deadline it returns ctx. If less than reserved is left, the
-// context has ended already, and the steps stop at their first check.
+// still gets an answer. Without a deadline it returns ctx. If less than reserved is left, the context
+// that it returns has ended.
 func withShare(ctx context.Context, share float64, reserved time.Duration) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -234,7 +233,7 @@ func (m *Machine) scan(ctx context.Context, begin time.Time, q *ProcessQuery) fu
 	var c processScan
 	err = m.eachPID(ctx, func(pid string) bool {
 		c.total++
-		// The clock is read for every 64th process only: that is cheap beside 192 system calls.
+		// One check for 64 processes, which take 192 system calls.
 		if c.isCut = c.isCut || c.total%64 == 0 && limit.Err() != nil; c.isCut {
 			return true // from here on, processes are counted and not read
 		}
@@ -311,9 +310,9 @@ func (m *Machine) readAgain(ctx context.Context, begin time.Time, list []procSta
 		if out.elapsed == 0 {
 			out.elapsed = now.at - old.at
 		}
-		// Without max, a counter that went back would wrap to a huge number.
+		// ticks are unsigned: without max, a counter that went back would give a huge number.
 		used := float64(max(now.ticks, old.ticks)-old.ticks) / ticksPerSecond
-		// The reader of this round copies no names: the old one is shared.
+		// This reader's want copies no names.
 		now.name = old.name
 		out.alive = append(out.alive, cpuUse{now, 100 * used / (now.at - old.at).Seconds()})
 	}

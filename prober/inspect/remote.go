@@ -39,8 +39,8 @@ type processRequest struct {
 	TimeoutMS int64  `json:"timeout_ms"`
 }
 
-// check checks the bounds: the helper does not trust the daemon. It runs with the right to see the
-// processes of all users, the daemon does not.
+// check checks the bounds. The helper does not trust the daemon, because it may see the processes of
+// all users and the daemon may not.
 func (r *processRequest) check() error {
 	if (r.SortBy != "cpu" && r.SortBy != "memory") || r.Limit < 1 || r.Limit > maxRemoteLimit || len(r.Name) > maxRemoteNameSize ||
 		r.WindowMS < 0 || r.WindowMS > maxRemoteTime.Milliseconds() || r.TimeoutMS < 1 || r.TimeoutMS > maxRemoteTime.Milliseconds() {
@@ -50,8 +50,8 @@ func (r *processRequest) check() error {
 }
 
 // ServeProcesses answers the one request of a connection and closes the connection. A request out of
-// bounds gets no answer. Its error is for the helper's log: it is that of the request or of the
-// connection. What m could not read is in the answer's Unfinished, as in any answer of Machine.
+// bounds gets no answer. The error, of the request or of the connection, is for the helper's log. What
+// m could not read is in the answer's Unfinished.
 func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 	return unixrpc.Serve(ctx, conn, maxRequest, func(ctx context.Context, request []byte) (any, error) {
 		var r processRequest
@@ -64,8 +64,8 @@ func ServeProcesses(ctx context.Context, conn net.Conn, m *Machine) error {
 	})
 }
 
-// AskProcesses returns the answer of the process reader behind a socket. Without one, "processes" is
-// in Unfinished. So it is if the helper gives no answer in time or one of more than maxAnswer.
+// AskProcesses returns the answer of the process reader behind a socket. "processes" is in Unfinished
+// if there is no helper, if it does not answer in time, or if its answer exceeds maxAnswer.
 func AskProcesses(ctx context.Context, socket string, q ProcessQuery) Processes {
 	p, err := askProcesses(ctx, socket, q)
 	if err != nil {
@@ -76,8 +76,7 @@ func AskProcesses(ctx context.Context, socket string, q ProcessQuery) Processes 
 
 // askProcesses gives the helper the time that ctx has left, less remoteReserve, so that the
 // helper's answer with its Unfinished arrives before ctx ends. Unknown keys of the answer are
-// ignored: during an upgrade of the package, the daemon that still runs meets the helper of the new
-// version.
+// ignored: after an upgrade of the package, a daemon that was not restarted asks the new helper.
 func askProcesses(ctx context.Context, socket string, q ProcessQuery) (p Processes, err error) {
 	timeout := maxRemoteTime
 	if deadline, ok := ctx.Deadline(); ok {

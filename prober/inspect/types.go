@@ -48,17 +48,17 @@ type Processes struct {
 	Unfinished []string  `json:"unfinished,omitempty"`
 }
 
-// Process is one process. Name is the kernel's: at most 15 bytes for a program, which may
-// change it. User is that of its effective user id.
+// Process is one process. Name is the kernel's, which the process may change: at most 15 bytes, more
+// for some threads of the kernel. User is the name of its effective user.
 type Process struct {
 	PID   int    `json:"pid"`
 	PPID  int    `json:"ppid"`
 	Name  string `json:"name"`
 	User  string `json:"user,omitempty"`
 	State string `json:"state"`
-	// nil: there was no second reading of it, or not in time.
-	CPUPct   *float64 `json:"cpu_pct,omitempty"` // 100 is one fully used processor
-	MemBytes uint64   `json:"mem_bytes"`         // resident memory
+	// 100 is one fully used processor; nil: there was no second reading in time.
+	CPUPct   *float64 `json:"cpu_pct,omitempty"`
+	MemBytes uint64   `json:"mem_bytes"` // resident memory
 	Threads  int      `json:"threads"`
 	// 0: Options.Now does not know the time.
 	StartedMS int64  `json:"started_ms,omitempty"`
@@ -110,15 +110,14 @@ type Disk struct {
 }
 
 // NetworkQuery selects interfaces and routes. Pages go through one list: all interfaces, then all
-// routes. The names of interfaces are those of the kernel, which Network compares byte by byte.
+// routes.
 type NetworkQuery struct {
 	Interface string // only this interface and its routes; "": all
 	Skip      int    // how many elements of the list were on earlier pages
 }
 
-// Network is a page of the interfaces and routes of a machine. Total counts come with every page;
-// one is 0 if its part is in Unfinished, so that a cursor beyond the end may only mean that the
-// list could not be read.
+// Network is a page of the interfaces and routes of a machine. A total is 0 also if its part is in
+// Unfinished, so an empty page is not always the last one.
 type Network struct {
 	TotalInterfaces int         `json:"total_interfaces"`
 	TotalRoutes     int         `json:"total_routes"`
@@ -128,8 +127,8 @@ type Network struct {
 	Unfinished      []string    `json:"unfinished,omitempty"`
 }
 
-// Interface is a network interface. Its counters are since the interface was created. Counters is
-// nil, and its keys are missing, if /proc/net/dev has no such interface or could not be read.
+// Interface is a network interface. Its counters are since the interface was created; nil if
+// /proc/net/dev has no such interface or could not be read.
 type Interface struct {
 	Name      string   `json:"name"`
 	Up        bool     `json:"up"` // enabled, and with a carrier
