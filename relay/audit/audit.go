@@ -19,9 +19,9 @@
 // Empty members are left out. Arguments and results are not in it, so that the files hold no
 // data of boards or callers.
 //
-// Write is for decisions about calls, which are many and must not wait for a disk: it can lose records,
-// and counts them. Commit is for administrative changes, which are few: a change that cannot be recorded
-// is not made. Commands that work on the state directory itself, without the relay, use LocalChange.
+// Write is for decisions about calls: it does not wait for the disk, so it can lose records, and counts
+// them. Commit is for administrative changes, which are not made if they cannot be recorded. LocalChange
+// is for commands that change the state directory themselves, whether the relay runs or not.
 //
 // Records wait in a bounded queue, in which every identity has a share (queue.go), until one
 // goroutine writes them (writer.go). A record that finds no space is lost and counted. A line is
@@ -68,8 +68,8 @@ const (
 // maxRefusalBytes bounds refusals.jsonl with its older parts.
 const maxRefusalBytes = 32 << 20
 
-// Times of the log. Lines share a write, and writes share a sync, since each sync waits for the disk.
-// A caller of Commit administers the relay and can try again, so its timeout is short.
+// Times of the log. Each sync waits for the disk, so many lines share a write and several writes share a
+// sync. A caller of Commit is a person or a script that can try again, so its timeout is short.
 const (
 	writeInterval  = 200 * time.Millisecond // a record waits at most so long for a healthy disk
 	syncInterval   = time.Second
@@ -193,8 +193,8 @@ func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 		return storageError(err)
 	}
 	signal(l.wake)
-	// The commit waits behind other lines, so it may be slow although none of its writes is. What fails
-	// is shown by these, hence no error here.
+	// The commit waits for lines before it, so it may be slow although no write is. Its error is not
+	// given to op, because the write that failed has reported it.
 	op := l.opt.Watch.Begin("commit")
 	defer op.End(nil)
 	timer := time.NewTimer(commitTimeout)
@@ -225,7 +225,7 @@ func (l *Log) loseCommit(reason lossReason, r *kernel.Record) {
 }
 
 // storageError is what the callers of Commit get: a fault of the store, which says so to clients. Slow is
-// for what a retry in some seconds may solve: too many waiting callers, or a relay that is stopping.
+// what a retry in some seconds may solve: too many callers wait, or the relay is stopping.
 func storageError(err error) error {
 	kind := storage.Classify(err)
 	switch {
@@ -245,7 +245,7 @@ func storageError(err error) error {
 func (l *Log) probe(ctx context.Context) error {
 	c := &commit{isProbe: true, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {
-		return nil // the commits that fill the queue show how the disk is
+		return nil // the queue is full of commits, whose results show how the disk is
 	}
 	signal(l.wake)
 	select {
@@ -266,8 +266,8 @@ func signal(c chan struct{}) {
 }
 
 // Run writes what is queued until ctx ends, and then what is left. When the disk hangs at the
-// end it returns ErrHung after a second. Writes are made by another goroutine than Run's own, so that Run
-// reports losses and can end although a write hangs.
+// end it returns ErrHung after a second. Another goroutine writes, so that Run can report losses and end
+// while a write hangs.
 func (l *Log) Run(ctx context.Context) error {
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() { // not waited for if the disk hangs
@@ -344,8 +344,7 @@ func (l *Log) Close() error {
 	return failed
 }
 
-// Flush writes and syncs what is queued, refusals included, and waits for the disk: for tests that read
-// the files, of this package and of the relay.
+// Flush writes and syncs what is queued, refusals included, and waits for the disk. Only tests use it.
 func (l *Log) Flush() {
 	l.ioMu.Lock()
 	defer l.ioMu.Unlock()

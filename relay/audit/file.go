@@ -24,13 +24,13 @@ var (
 	errTorn    = errors.New("the file is shorter than what was written")
 )
 
-// A rotation syncs the file, removes parts that are too old or too many (prune), renames the parts from
-// the highest number down to make PATH.1 free (shift), renames the file to it, and opens a new one. A
-// power cut or an error in between leaves a number free or PATH without a file. The next rotation fills the
-// first free number, and the next open makes the file, so no step has to be undone.
-
 // rotatingFile is a file of lines that is rotated: when it has a sixteenth of its bound, or its
 // first line an eighth of its age, it becomes PATH.1, what was PATH.1 becomes PATH.2, and so on.
+//
+// A rotation syncs the file, removes parts that are too old or too many (prune), moves the parts below
+// the first free number up by one, so that PATH.1 is free (shift), renames the file to it, and opens a
+// new one. A power cut or an error in between leaves a number free, or PATH without a file. The next
+// rotation fills that number, and the next open makes the file, so no step has to be undone.
 //
 // No line is lost or cut by a rotation, whatever fails. A file is renamed only onto a name that is
 // free, and the open file goes on taking lines until its successor is open, whatever its name is.
@@ -56,8 +56,8 @@ type rotatingFile struct {
 	rotateErr error     // of the last rotation
 	retryAt   time.Time // when a rotation that failed is tried again
 
-	// After a write that failed, off may be in the middle of a line. The next write continues there, but
-	// in a file that was opened meanwhile with the beginning of the line.
+	// A write that failed may leave off in the middle of a line. The next write continues there, unless
+	// another file was opened meanwhile: open goes back to the beginning of the line.
 	pending []byte // whole lines that are to be written
 	off     int    // bytes of them that were written
 }
@@ -78,7 +78,7 @@ type file interface {
 }
 
 func newRotatingFile(path string, maxBytes int64, maxAge time.Duration, watch *storage.Watch) *rotatingFile {
-	// Parts are removed as a whole: one of sixteen is what the log loses at a time.
+	// Parts are removed whole, so the log loses about a sixteenth of its bound at a time.
 	part := maxBytes / 16
 	return &rotatingFile{path: path, maxBytes: maxBytes, partSize: part, chunk: int(min(chunkSize, part/2)), maxAge: maxAge, watch: watch,
 		operation: operations{open: func(path string) (file, error) { return openRegular(path) }, rename: os.Rename}}
@@ -145,8 +145,8 @@ func (f *rotatingFile) open() error {
 	return nil
 }
 
-// firstTime is the time of the first line of a file, or now. The age of a part so counts across restarts,
-// without a record beside the file.
+// firstTime is the time of the first line of a file, or now. It makes the age of a file survive a restart
+// without another file that records it.
 func firstTime(f file, now time.Time) time.Time {
 	const prefix = `{"ts":"`
 	var b [len(prefix) + len("2006-01-02T15:04:05.000Z")]byte
@@ -222,7 +222,7 @@ func (f *rotatingFile) checkPath() {
 	f.recheckPath = false
 }
 
-// isAtPath reports whether the path leads to the open file, also when it cannot be looked at: a disk that
+// isAtPath reports whether the path leads to the open file. It assumes so if Lstat fails: a disk that
 // fails must not make the log give up a file that takes lines.
 func (f *rotatingFile) isAtPath() bool {
 	there, err := os.Lstat(f.path)
@@ -291,8 +291,8 @@ func (f *rotatingFile) isRotationDue() bool {
 }
 
 // rotate starts a new file. After a failure the open one stays in use, and the next attempt
-// continues where this one stopped. A file that is no longer at the path is not renamed: somebody has
-// moved it, or the attempt before has, and open makes or takes the one that belongs there.
+// continues where this one stopped. A file that is no longer at the path is not renamed: somebody, or the
+// attempt before, has moved it. open then makes a new one, or opens the one that is there.
 func (f *rotatingFile) rotate() {
 	err := f.sync()
 	op := f.watch.Begin("rotate")

@@ -51,8 +51,8 @@ func appendField(b []byte, key, value string) []byte {
 }
 
 // appendString appends a JSON string. One of printable ASCII, as nearly all are, is copied without
-// encoding/json, which would allocate. A cut may divide a character; json.Marshal writes what is left of
-// it as U+FFFD.
+// encoding/json, which would allocate. If the cut divides a character, json.Marshal writes U+FFFD for
+// its rest.
 func appendString(b []byte, value string) []byte {
 	value = value[:min(len(value), maxField)]
 	for i := 0; i < len(value); i++ {

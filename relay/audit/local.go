@@ -21,8 +21,8 @@ import (
 // afterwards. The actor is local:UID, of the user who typed the command.
 //
 // It returns the error of change. While the first line cannot be written, nothing is changed. An
-// outcome that cannot be written is reported to unrecorded, since the change is made. A begin without an
-// outcome says that the process was killed in between, or that the disk failed: the change may be made.
+// outcome that cannot be written is reported to unrecorded, since the change is made. So a begin without
+// an outcome means that the process was killed or the disk failed, and that the change may be made.
 func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
 	if err := appendLocal(dir, &r); err != nil {
@@ -39,8 +39,8 @@ func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error,
 }
 
 // RecordLocal writes the line of such a change after it was made: of one that replaces what is in the
-// state directory. A line before would go into files that are about to be replaced. If it cannot be
-// written, the change is made all the same, and the caller reports the error.
+// state directory. A line before the change would go into a file that is about to be replaced. The change
+// is made even if the line cannot be written; the caller reports that error.
 func RecordLocal(dir string, r kernel.Record) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
 	return appendLocal(dir, &r)

@@ -70,8 +70,8 @@ func (q *queue) len() int {
 	return len(q.entries)
 }
 
-// add appends a record and returns how many are queued, or says why it is lost. It appends before it
-// decides, since a record is copied once that way.
+// add appends a record and returns how many are queued, or says why it is lost. It appends first and
+// removes a record that is refused, so that one that is admitted is copied once.
 func (q *queue) add(r *kernel.Record) (reason lossReason, queued int) {
 	now := time.Now().UnixNano()
 	q.mu.Lock()
@@ -135,8 +135,8 @@ func (q *queue) addCommit(c *commit) error {
 	return nil
 }
 
-// take returns everything that is queued. spare is an empty slice to be used next: writer and queue swap
-// two of them, so that a busy log allocates none. One that a burst has made large is dropped.
+// take returns everything that is queued. spare is an empty slice for the next records: writer and queue
+// swap two slices, so that a busy log allocates none. One that a burst has made large is dropped.
 func (q *queue) take(spare []entry) ([]entry, []*commit) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -149,8 +149,8 @@ func (q *queue) take(spare []entry) ([]entry, []*commit) {
 	return entries, commits
 }
 
-// takeCommits returns the waiting commits alone: while the writer still has a batch that the disk does not
-// take, records stay in the queue, which bounds them, but the callers of Commit get the error.
+// takeCommits returns the waiting commits only. The writer calls it while the disk does not take its
+// batch: records then stay in the queue, which bounds them, but callers of Commit get the error.
 func (q *queue) takeCommits() []*commit {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -210,7 +210,7 @@ type Loss struct {
 	Lines  uint64 `json:"lines"`
 }
 
-// losses counts lost records. The counts only grow, and a report to OnLost has the difference to reported.
+// losses counts lost records since the start. reported has the counts of the last report to OnLost.
 type losses struct {
 	counts [lossReasons][lossClasses]atomic.Uint64
 

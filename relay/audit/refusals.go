@@ -11,8 +11,8 @@ import (
 )
 
 // Bounds of the table of refusals: addresses in one minute, and different reasons of one of them.
-// What is beyond is counted under "others" and "other". So a flood from any number of addresses writes
-// at most 513 lines a minute.
+// What is beyond is counted under "others" and "other", so that a flood from any number of addresses
+// writes at most 513 lines a minute.
 const (
 	maxRefusalAddresses = 512
 	maxRefusalReasons   = 8
@@ -69,8 +69,8 @@ func (t *refusals) add(r *kernel.Record) {
 	f.countReason(r.Tool, r.Reason)
 }
 
-// countReason counts one more of a reason. Reasons beyond the bound are added to the last one that has a
-// place, which is called other from then on.
+// countReason counts one more of a reason. Once the table is full, further reasons are counted in its
+// last entry, which becomes "other".
 func (f *refusal) countReason(tool, reason string) {
 	for i := range f.reasons {
 		if c := &f.reasons[i]; c.tool == tool && c.reason == reason {

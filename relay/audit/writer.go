@@ -25,8 +25,8 @@ type writer struct {
 }
 
 // runWriter makes passes until stop is closed, and one more then: writeInterval after a record
-// was queued, and each syncInterval. An idle log so wakes the process once a second only. A pass that
-// left something, or failed, is followed by another one after writeInterval.
+// was queued, and each syncInterval, so an idle log wakes the process once a second. A pass that left
+// something, or failed, is followed by another one after writeInterval.
 func (l *Log) runWriter(stop <-chan struct{}) {
 	tick := time.NewTicker(syncInterval)
 	defer tick.Stop()
@@ -55,8 +55,8 @@ func (l *Log) runWriter(stop <-chan struct{}) {
 }
 
 // pass writes what is queued: records, then commits, and refusals once a minute. sync makes it
-// sync what is written, final makes it write and sync everything that the disk takes. An error does not
-// end it: each file is tried, the first error counts, and what was not written stays for the next pass.
+// sync what is written, final makes it write and sync everything that the disk takes. After an error it
+// goes on with the other file, logs the first error, and leaves what was not written to the next pass.
 func (w *writer) pass(sync, final bool) {
 	now := time.Now()
 	var commits []*commit
@@ -83,7 +83,7 @@ func (w *writer) pass(sync, final bool) {
 			}
 		}
 	}
-	// A rotation prunes as well, but in a quiet log the next one can be far.
+	// A rotation prunes as well, but a quiet log may not rotate for weeks.
 	if now.Sub(w.lastPrune) >= time.Hour {
 		w.lastPrune = now
 		w.decisions.prune()
@@ -111,9 +111,9 @@ func (w *writer) writeRecords() error {
 	}
 }
 
-// writeCommits writes and syncs the records whose callers wait, all with one sync. err is what the disk
-// said before: after an error nothing more is written, and each caller gets that error. A probe succeeds
-// only if the last rotation did as well, which is what the monitor has to know.
+// writeCommits writes the records whose callers wait, with one sync for all. err is that of writeRecords:
+// after an error nothing more is written, and each caller gets it. A probe also fails while the file
+// cannot be rotated, since the log would stop at its bound.
 func (w *writer) writeCommits(commits []*commit, err error) {
 	if len(commits) == 0 {
 		return
@@ -147,8 +147,8 @@ func (w *writer) flush(f *rotatingFile) error {
 	return err
 }
 
-// giveUp counts what is lost with the end of the relay. Lines that are formatted no longer say whose they
-// are, and count as those of agents.
+// giveUp counts what is lost with the end of the relay. Whose a formatted line is, is not known any more,
+// so it counts as one of an agent.
 func (w *writer) giveUp() {
 	w.log.losses.add(lostStorage, classAgent, uint64(w.decisions.pendingLines()))
 	w.log.losses.addQueued(w.batch[w.next:])

@@ -188,7 +188,7 @@ func FinishCopy(ctx context.Context, dir string, log EventLogRecord, newID bool,
 }
 
 // openCopy opens the copy of relay.db in a directory, and migrates it to the present schema. It takes no
-// lock of the directory, which nobody else knows.
+// lock of the directory, because no other process uses it.
 func openCopy(dir string) (*stateDir, *database, error) {
 	d, err := readOnlyDir(dir)
 	if err != nil {
@@ -258,10 +258,9 @@ func migrateCopy(dir string) error {
 	return closeCopy(d, db)
 }
 
-// carryOverTx is CarryOver inside a transaction. It reads what is missing in the newer database as taken
-// away: a node as removed, a key as dropped. That is right only if it is newer, which its epoch shows.
-// Revocations are only added, so they are taken from an older one as well. A database without keys is
-// of an agentctl that recorded none, and says nothing about them.
+// carryOverTx is CarryOver inside a transaction. What old lacks was taken away, a node removed or a key
+// dropped, but only if old is the newer database, which its epoch shows. Revocations are taken in any
+// case: none is withdrawn. A database without keys is of an agentctl that recorded none.
 func carryOverTx(ctx context.Context, tx *sql.Tx) (*Carried, error) {
 	c := &Carried{NodesRemoved: []string{}, KeysDropped: []string{}}
 	var newer, hasKeys bool

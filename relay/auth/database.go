@@ -114,8 +114,8 @@ const (
 
 // openSQL opens one connection to relay.db. Of the options that openDatabase gives it:
 //
-//	_txlock=immediate   a transaction takes the write lock when it begins, not at its first write, where
-//	                    SQLite fails at once if another process has written in between
+//	_txlock=immediate   a transaction takes the write lock when it begins; at its first write, SQLite
+//	                    would fail at once if another process has written in between
 //	_query_only=1       the reader cannot write, whatever a query says
 //	_defensive=1        no SQL can damage the file, for instance by writing to the schema
 func (d *stateDir) openSQL(cacheKiB int, options string) (*sql.DB, error) {
@@ -291,8 +291,8 @@ func (db *database) takeBatch() []*writeOp {
 }
 
 // commitBatch runs a batch in one transaction and gives each operation its result: that of the commit,
-// or its own error if it was rolled back alone. Callers return after onRevoke: if it succeeds,
-// relay.json has a revocation before its caller knows that it is made.
+// or the error of the operation if it alone was rolled back. Callers return after onRevoke, so that
+// relay.json normally has a revocation before its caller gets the result.
 func (db *database) commitBatch(batch []*writeOp) {
 	commit := db.watch.Begin("commit")
 	err := explain(db.dir.path, db.runBatch(batch))

@@ -64,27 +64,27 @@
 // # Interruptions
 //
 // A change of relay.db is one transaction, which is durable before its caller gets a result without an
-// error (synchronous=FULL), and a file is replaced by a rename (stateDir.replace). Where both change, the
-// order makes a process that ends in between harmless:
+// error (synchronous=FULL), and a file is replaced by a rename (stateDir.replace). Where both change, they
+// do so in this order, and a process that ends in between does no harm:
 //
 //	first start   tables and relay id, signing key, relay.json (Store.setUp)
 //	rotation      file of the new key, rows, files of the keys that were dropped (RotateKeys)
-//	revocation    relay.db, then relay.json and its copy (relay_info.go)
+//	revocation    relay.db, then relay.json and its copy (record.go)
 //	restore       restore.json, then renames that can be repeated (stateDir.finishSwap)
 //
 // # Bounds of the tables
 //
 // A full table refuses new rows with ErrFull, except as noted.
 //
-//	tokens        500,000   a row goes 30 days after its token expired
-//	revocations   100,000   from half of that on, rows go that can only stop expired tokens
-//	nodes         100,000   no row goes by itself
-//	removed       100,000   the oldest rows go
-//	invites        20,000   and 1,000 of one tenant; a row goes 30 days after its expiry or revocation,
-//	                        or when it has ended and the tenant has 1,000
-//	enrollments   200,000   when it is full, rows go whose key was replaced by another one of the node
-//	consents        1,024   ErrRequest; no row goes by itself
-//	keys               16   a row goes with the first rotation that is 30 days after its end
+//	tokens        500,000   a row is deleted 30 days after its token expired
+//	revocations   100,000   from half of that on, rows that can only stop expired tokens are deleted
+//	nodes         100,000   rows are not deleted automatically
+//	removed       100,000   the oldest rows are deleted
+//	invites        20,000   and 1,000 of one tenant; a row is deleted 30 days after its expiry or
+//	                        revocation, or when it has ended and the tenant has 1,000
+//	enrollments   200,000   when it is full, rows of revoked and replaced keys are deleted
+//	consents        1,024   ErrRequest; rows are not deleted automatically
+//	keys               16   a row is deleted by the first rotation that is 30 days after its end
 //
 // # Source files
 //

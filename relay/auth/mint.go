@@ -253,8 +253,8 @@ func insertToken(tx *sql.Tx, m *Minted) error {
 }
 
 // sign makes the token itself, after its row was committed: a token that exists can be
-// listed and revoked. iat may be some seconds ahead of the clock (recordToken). nbf is not, and iat is
-// not compared with the clock, so the token works at once.
+// listed and revoked. iat may be ahead of the clock (recordToken), but nbf is not, and only nbf is
+// compared with the clock, so the token works at once.
 func (s *Store) sign(m *Minted, req MintRequest) (err error) {
 	c := jwt.MapClaims{
 		"iss": s.relay.Issuer, "aud": s.relay.Audience, "sub": m.Subject, "tid": m.Tenant, "cls": m.Class,

@@ -35,7 +35,7 @@ func (s *Store) UpsertNode(ctx context.Context, tenant, nodeID, wantName string,
 	}
 	var n *node
 	err = s.db.write(ctx, func(tx *sql.Tx) (err error) {
-		// The link may have been open when an operator removed the node.
+		// An operator may have removed the node while its link was opened.
 		var removed bool
 		if err := tx.QueryRow("SELECT EXISTS (SELECT 1 FROM removed WHERE node_id = ?)", nodeID).Scan(&removed); err != nil {
 			return err

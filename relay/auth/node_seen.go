@@ -47,7 +47,7 @@ func (s *Store) flushSeen(ctx context.Context) error {
 		}
 	}
 	s.registry.mu.RUnlock()
-	// Without registry.mu, under which every call looks up its board.
+	// The rows are written without registry.mu, which each call needs to look up its board.
 	for batch := range slices.Chunk(due, maxSeenBatch) {
 		err := s.db.write(ctx, func(tx *sql.Tx) error {
 			upsert, err := tx.Prepare(upsertSeenSQL)

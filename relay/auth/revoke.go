@@ -228,8 +228,8 @@ func (s *Store) parseRevocation(ctx context.Context, req RevokeRequest) (kind, v
 }
 
 // isRevokedSQL is true for a row t of tokens that the deny list stops: denyList.revokes
-// in SQL. It does not compare thumbprints: a key is revoked together with the jti of its newest token
-// (revokeKeyOfTokenTx), and no other token of it has a row (issueTx).
+// in SQL. It needs no thumbprints: a key is revoked together with the jti of its newest token
+// (revokeKeyOfTokenTx), and only that token of a key has a row (issueTx).
 const isRevokedSQL = `EXISTS (SELECT 1 FROM revocations r WHERE
 	(r.kind = 'jti' AND r.value = t.jti) OR
 	(r.kind = 'sub' AND r.value = t.sub AND t.iat <= r.at) OR

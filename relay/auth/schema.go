@@ -1,7 +1,7 @@
 package auth
 
-// migrations hold the schema: entry i takes user_version i to i+1. An entry that was released is not
-// changed any more: databases of every version exist, and backups of them. Two processes may
+// migrations hold the schema: entry i takes user_version i to i+1. Do not change an entry that was
+// released: there are databases, and backups, of each version. Two processes may
 // have the database open, so every write is one IMMEDIATE transaction, and `changes`
 // shows the other process which table to read again (Refresh):
 //

@@ -180,8 +180,7 @@ func (d *stateDir) replace(name string, data []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	// The owner is set before the rename: under its name the file belongs to the right user from
-	// the first moment.
+	// The owner is set before the rename, so that a service can read the file as soon as it is there.
 	if err = errors.Join(err, f.Close(), d.chownToOwner(tmp)); err == nil {
 		err = d.root.Rename(tmp, name)
 	}

@@ -207,7 +207,7 @@ func (x *Exclusive) swap(aside string, old []string) error {
 	if err != nil {
 		return err
 	}
-	// From the rename of this file on the restore counts as done.
+	// This is the commit of a restore: finishSwap completes it, now or after the next start.
 	if err := d.replace(swapFile, b); err != nil {
 		return err
 	}

@@ -49,8 +49,8 @@ type Options struct {
 // Store is the state directory of a relay. All methods may be called at any time, from
 // any goroutine, until Close.
 //
-// Commands use a Store without Run. What other processes change meanwhile is then seen by methods that
-// read the database, and not by those that read memory, such as Verify and LookupNode.
+// Commands use a Store without Run. Methods that read memory, such as Verify and LookupNode, then do not
+// see what other processes change meanwhile; those that read the database do.
 type Store struct {
 	now              func() time.Time
 	log              *zap.Logger
@@ -139,8 +139,8 @@ func (s *Store) load(o *Options) error {
 		return err
 	}
 	ctx := context.Background()
-	// After a failure, a relay.json that could be read is behind, which is no reason not to start.
-	// One that was missing or damaged has to be there: it shows if relay.db is lost later.
+	// If relay.json could be read, it is only behind now, which is no reason not to start. One that was
+	// missing or damaged has to be written: without it, a later loss of relay.db would go unnoticed.
 	if err := s.saveRecord(ctx); err != nil && done.audience == "" {
 		return err
 	} else if err != nil {
@@ -217,9 +217,8 @@ func (s *Store) logSetUp(done setUpResult) {
 	}
 }
 
-// Close writes what is still in memory and closes the files. Run must have ended.
-// A write that has not begun after 2*busyTimeout is given up; with it last-seen times are lost, or
-// relay.json stays behind.
+// Close writes what is still in memory and closes the files. Run must have ended. It gives up a write
+// that has not begun after 2*busyTimeout, which loses last-seen times or leaves relay.json behind.
 func (s *Store) Close() error {
 	if s.closed.Swap(true) {
 		return nil

@@ -67,7 +67,7 @@ func decode(where string, data []byte, fields ...field) error {
 		}
 		return invalid(where, problem+"; the fields are "+strings.Join(names, ", "))
 	}
-	// A stage whose defaults cannot work, as sign without a key, says so itself.
+	// A stage that cannot work with its defaults, such as sign without a key, refuses later.
 	if len(data) == 0 {
 		return nil
 	}

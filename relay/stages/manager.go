@@ -46,8 +46,8 @@ type Manager struct {
 	pipe *pipeline.Pipeline[*kernel.Request, *kernel.Result]
 	env  env
 	mu   sync.Mutex // protects rows; OnChange is called without it
-	// rows are in the order of the list, the outermost stage first. They are replaced and never changed in
-	// place, since those of before stay in force if a change is refused.
+	// rows are in the order of the list, the outermost stage first. A change works on a copy, since the
+	// present rows stay in force if it is refused.
 	rows []row
 	// listed are the entries that decide about lists, as JSON. mu protects it.
 	listed string
@@ -190,7 +190,7 @@ func (m *Manager) edit(name, scope string, fn func(*row, *line) error) error {
 		r := &rows[i]
 		j := slices.IndexFunc(r.lines, func(l line) bool { return l.scope == s })
 		if j < 0 {
-			// The global line does not count.
+			// lines[0] is global, so ">" allows MaxScoped others.
 			if len(r.lines) > pipeline.MaxScoped {
 				return nil, invalid("scope", fmt.Sprintf("%s has %d scopes already; give one of them the state of the global line first", name, pipeline.MaxScoped))
 			}
@@ -257,7 +257,7 @@ func (m *Manager) swap(rows []row) error {
 	var listed []Middleware
 	for _, r := range rows {
 		for _, l := range r.lines {
-			// Resolved at each swap, so a line without a configuration follows changes of the
+			// Looked up at each swap, so that a scope without a configuration gets changes of the
 			// global one.
 			st := l.stage
 			if !l.hasConfig {
