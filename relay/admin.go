@@ -142,7 +142,7 @@ func (r *Relay) endAdmin(a *adminCall) {
 // from the code of the error.
 func (r *Relay) adminAnswer(w http.ResponseWriter, a *adminCall, scope string, handle func(*adminCall) (any, error)) (answer any, status int, err error) {
 	tooLarge := badRequest("size", "the body is larger than 64 KiB")
-	// The order is that of calls (readCall): size, token, scope, rate, and then what the body says.
+	// What costs least is checked first: size, token, scope, rate. The body is read after them.
 	if a.req.ContentLength > maxAdminBody {
 		return nil, http.StatusRequestEntityTooLarge, tooLarge
 	}

@@ -19,8 +19,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// What external plugins may use of the relay beyond answering calls: calls and reads, events, and
-// appends, over the bus of package process. This file gives the bus what it needs:
+// What the bus of package process needs of the relay. Over the bus an external plugin makes calls and
+// reads for itself, follows events and appends some:
 //
 //	consent     in which tenants a plugin may act, by the digest of its manifest
 //	busEvents   the event log; a degraded relay has none, and the bus then serves no events
@@ -65,9 +65,8 @@ func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, f
 	})
 }
 
-// SeqAt implements process.Events.
-// It reads maxSearchRows events from the end of the log at most: a log with more of them within age
-// gives a later number.
+// SeqAt implements process.Events. It reads at most maxSearchRows events from the end of the log, so
+// the number is too late if there are more within age.
 func (b busEvents) SeqAt(ctx context.Context, age time.Duration) (uint64, error) {
 	since, oldest := b.r.opt.Now().Add(-age).UnixMilli(), b.r.events.Last()+1
 	_, err := b.r.events.SelectNewest(ctx, eventlog.NewestQuery{Query: eventlog.Query{Class: eventlog.ClassState}, SinceMS: since, MaxRows: maxSearchRows}, func(e kernel.Event) bool {
@@ -128,8 +127,8 @@ func (c consents) Set(ctx context.Context, name, digest string, tenants []string
 	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}); err != nil {
 		return nil, err
 	}
-	// After the decision is durable: connections of the plugin learn what they may do from now on,
-	// and what is not allowed any more ends.
+	// Once the decision is durable: connections of the plugin are notified, and subscriptions that are
+	// no longer allowed end.
 	c.r.bus.Refresh(name)
 	return c.describe(p), nil
 }

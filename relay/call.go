@@ -107,8 +107,8 @@ func (r *Relay) readCall(w http.ResponseWriter, req *http.Request, kr *kernel.Re
 		return bad(`the body must be strict JSON of the form {"tool":"...","arguments":{...}} with no other keys`)
 	}
 	kr.Tool, kr.Arguments, kr.Stream = b.Tool, []byte(b.Arguments), isStreamTool(b.Tool)
-	// The name alone says whether the answer is a stream. So Accept is checked before the kernel
-	// looks for the tool, and a client that does not accept that form learns it first.
+	// The name alone says whether the answer is a stream, so Accept can be checked before the kernel
+	// looks for the tool.
 	wantJSON, wantStream := parseAccept(req.Header.Values("Accept"))
 	if kr.Stream && !wantStream {
 		return bad("this tool is a stream: send Accept: text/event-stream, or call metrics.snapshot for one reading")
@@ -186,8 +186,8 @@ func rpcErrorEnvelope(rpc *kernel.RPCError) *manifest.Error {
 	return e
 }
 
-// toolErrorStatus returns the status of a tool's own error, which may be an envelope of ours. Any other
-// failure that a tool reports is 422: the call was served, and the caller has to read why it failed.
+// toolErrorStatus returns the status of an error that a tool reported, which may be an envelope of ours.
+// Any other is 422: the relay served the call, and the body says why the tool failed.
 func toolErrorStatus(body []byte) int {
 	var envelope struct {
 		Error struct{ Code manifest.Code } `json:"error"`
@@ -247,8 +247,8 @@ func isPluginTool(s string) bool {
 // authenticate returns the caller that a request's token proves. The tenant comes from the
 // token only: nothing else in a request can select another one. Caller.Active lets a
 // stream end when its token is revoked.
-// A bad token is refused even where Options.Anonymous asks for none: its holder should learn that it
-// is bad. The connection counts for the identity's share of connections from then on (edge.Conn).
+// A bad token is refused even where Options.Anonymous asks for none: its holder should notice that it
+// is bad. A good one makes the connection count against the identity's share (edge.Conn).
 func (r *Relay) authenticate(req *http.Request, transport string) (*kernel.Caller, error) {
 	token, given := edge.Bearer(req)
 	if !given && r.opt.Anonymous {

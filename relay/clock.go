@@ -64,13 +64,13 @@ func (g *clockGuard) check() (problem string) {
 func (g *clockGuard) find() string {
 	const format = time.RFC3339
 	now := g.now().UTC()
-	// Such a clock is wrong whatever NTP says of it.
+	// Such a clock is wrong even if NTP claims to have set it.
 	if now.Before(g.build) {
 		return fmt.Sprintf("the clock says %s, which is before this version of agentctl was built (%s)", now.Format(format), g.build.UTC().Format(format))
 	}
 	newest := g.newestEvent()
-	// The event may be the wrong one: a relay whose clock was ahead wrote it. Where NTP sets the
-	// clock, the clock is believed.
+	// Either of the two may be wrong: the event may be from a time when the clock was ahead. If NTP
+	// sets the clock, the event is.
 	if newest.Sub(now) > clockTolerance && !g.synchronized() {
 		return fmt.Sprintf("the clock says %s, which is before the newest event of the event log (%s), and NTP does not set it", now.Format(format), newest.UTC().Format(format))
 	}

@@ -96,7 +96,7 @@ func (unavailableTickets) Read(context.Context, *kernel.Caller, string) ([]byte,
 
 // Watch implements kernel.Watcher.
 func (unavailableTickets) Watch(ctx context.Context, _ string, _ func()) error {
-	// The kernel would retry a watch that fails.
+	// The kernel would retry a watch that ends each second.
 	<-ctx.Done()
 	return ctx.Err()
 }

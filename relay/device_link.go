@@ -33,8 +33,7 @@ import (
 // authenticateDevice verifies a device's auth message and returns its grant. Node id and
 // tenant come from the token only, not from the message. A refusal names no detail, so that
 // somebody who tries tokens learns nothing from it.
-// The checks go from cheap to expensive: the proof reads relay.db, and a new board is written there
-// last.
+// The token is checked in memory; then the proof reads relay.db, and a new board is written there.
 func (r *Relay) authenticateDevice(ctx context.Context, a *link.Auth) (*link.Grant, error) {
 	if r.clock.check() != "" { // before the token, which such a clock may call not valid yet
 		return nil, &link.Refusal{Code: link.CloseDraining, Reason: "clock"}
@@ -114,9 +113,8 @@ func (r *Relay) checkProof(ctx context.Context, id *auth.Identity, a *link.Auth)
 }
 
 // capabilityCache remembers announced capabilities that fit the schema. Boards of one kind
-// announce the same bytes, and validation is most of what the opening of a link costs. Only
-// those that fit are kept: a board that announces many different ones makes the cache start over,
-// which costs the others one validation each.
+// announce the same bytes, and validation is most of what the opening of a link costs. A board that
+// announces many different ones makes the cache start over, which costs others one validation each.
 type capabilityCache struct {
 	mu    sync.Mutex // protects valid
 	valid map[string]struct{}
@@ -169,8 +167,7 @@ func (r *Relay) onDeviceAnnounce(n *hub.Node) {
 // onDeviceReady loads a device as a plugin. It replaces the plugin of an earlier link, or
 // the offline plugin, in one step: clients see no moment without the device's tools.
 func (r *Relay) onDeviceReady(n *hub.Node) {
-	// The same *hub.Node is ready again when its session was resumed, or when it has announced
-	// again.
+	// n was ready before if its session was resumed, or if it has announced again.
 	before, _ := r.devices.Load(n)
 	resumed, _ := before.(*device)
 	d := newDevice(n, resumed)
@@ -180,7 +177,7 @@ func (r *Relay) onDeviceReady(n *hub.Node) {
 	}
 	r.devices.Store(n, d)
 	r.onDevicePing(n)
-	// An earlier link may have left a flag set in the entry of presence.
+	// An earlier link may have left these flags set.
 	r.onDeviceSuspect(n, false)
 	r.kernel.FlagPresence(n.Tenant(), kernel.PresenceDevice, n.ID(), kernel.FlagCloneSuspected, r.hub.CloneSuspected(n.ID()))
 }

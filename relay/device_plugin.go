@@ -16,9 +16,10 @@ import (
 // device is a connected device as a plugin of the kernel: its link loads the plugin and
 // unloads it, and its capabilities are the plugin's tools. Commands go through the hub's
 // node. It also offers the newest metric frame as a resource.
-// A device is made each time its node becomes ready, and does not change except for the frame. Being
-// unlisted, or ready again, replaces it in the kernel by another one of the node, which keeps the
-// limits of the capabilities that are the same.
+//
+// Only the frame of a device changes. When its node announces other capabilities, resumes its session,
+// or is unlisted, another device replaces it in the kernel. Capabilities that stay the same keep their
+// limit, because calls of the earlier device may be in flight.
 type device struct {
 	node     *hub.Node
 	manifest *kernel.Manifest
@@ -78,8 +79,8 @@ func (d *device) unlisted() *device {
 	return &device{node: d.node, tools: d.tools, manifest: &m}
 }
 
-// toolKind says which tools of boards have the same description. Its values are few: a verb of the kind
-// registry, and two flags; boards cannot add to them.
+// toolKind says which tools of boards have the same description. The kind registry bounds the number of
+// its values, whatever boards announce.
 type toolKind struct {
 	verb       *manifest.Verb
 	isUnlisted bool
@@ -198,7 +199,7 @@ func (d *device) Read(ctx context.Context, _ *kernel.Caller, _ string) ([]byte, 
 	d.mu.Lock()
 	f, at := d.lastFrame, d.lastFrameAt
 	d.mu.Unlock()
-	// An older frame is of a watch that has ended, or of a device that is late.
+	// An older frame is of a watch that has ended, or the device is late.
 	if f != nil && time.Since(at) < defaultIntervalMS*time.Millisecond {
 		return f.Data, nil
 	}
@@ -220,7 +221,7 @@ func (d *device) Watch(ctx context.Context, _ string, changed func()) error {
 	if t == nil {
 		return kernel.ErrNotWatchable
 	}
-	// The watch itself lasts; only the opening is bounded, as that of a call is.
+	// Only opening the stream has the deadline of a call; the watch lasts until ctx ends.
 	openCtx, cancel := context.WithTimeout(ctx, kernel.CallBudget)
 	r, err := d.subscribe(openCtx, t, defaultIntervalMS, limit, hub.CallOptions{})
 	cancel()

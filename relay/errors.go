@@ -13,8 +13,8 @@ import (
 // How HTTP endpoints refuse:
 //
 //	fail          the request itself is wrong, or nothing is served there; not audited
-//	writeDenied   no good token, where no call was made; audited
-//	denial        error and status of writeDenied, for endpoints that write their own audit record
+//	writeDenied   the token is missing or bad; audited
+//	denial        error and status of writeDenied, for endpoints that write the audit record themselves
 //	writeError    any error, with the challenge that a 401 must have
 
 // writeError answers with the error envelope. A 401 also names the token that is needed and

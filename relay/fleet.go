@@ -51,9 +51,8 @@ func (f fleetBoards) List(tenant string) []fleet.Board {
 	return list
 }
 
-// Tools implements fleet.Boards.
-// A linked board's tools are those that it announced last, from memory; those of another board come
-// from its entry in relay.db.
+// Tools implements fleet.Boards. Tools of a linked board are in memory; those of another one come from
+// relay.db, as it announced them last.
 func (f fleetBoards) Tools(ctx context.Context, tenant, nodeID string) ([]manifest.Tool, error) {
 	if tools := f.r.hub.Tools(nodeID); tools != nil {
 		if owner, _ := f.r.store.NodeTenant(nodeID); owner == tenant {
@@ -90,7 +89,7 @@ func (f fleetBoards) name(tenant, nodeID string) string {
 }
 
 // stagesDiffer reports whether a stage that may answer callers differently is enabled for some of them.
-// Only while there is none, the plugin fleet shows figures that a board gave one caller to others.
+// Package fleet then keeps the answers of boards apart by caller (fleet.Options.Differs).
 func (r *Relay) stagesDiffer() bool {
 	return slices.ContainsFunc(r.kernel.Pipeline().Names(), func(name string) bool { return name == "acl" || name == "redact" })
 }

@@ -145,8 +145,8 @@ func (r *Relay) renewToken(w http.ResponseWriter, req *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(req.Context(), joinTimeout)
 	defer cancel()
-	// overtaken: the link that answers is younger than the nonce may be, so the board may have made
-	// the request before it opened that link.
+	// overtaken: the present link is younger than a nonce may be, so the board that holds it may have
+	// made this request before it opened the link.
 	liveSession, overtaken := "", false
 	out, err := r.store.RenewToken(ctx, &body, func(ctx context.Context, nodeID string) bool {
 		session, age, alive := r.sessions.LiveSession(ctx, nodeID)

@@ -46,8 +46,8 @@ func (r *Relay) liveState(ctx context.Context) *LiveState {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
 	defer cancel()
-	// Before is read first and Through last, after the events of what was read are stored: each
-	// ticket and presence is then as it was at some moment between the two.
+	// Before is read first, and Through last, when the events of all that was read are stored. So each
+	// ticket and presence is as it was at some event between the two.
 	s := &LiveState{PID: os.Getpid(), Before: r.queue.Last(), HasTickets: r.tickets != nil, Digests: make(map[string]string)}
 	if s.HasTickets {
 		if err := r.tickets.Digests(ctx, s.addTicket); err != nil {

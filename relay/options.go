@@ -21,11 +21,6 @@ import (
 	"agentctl/transport/edge"
 )
 
-// Options come from the flags and the environment of `agentctl relay`, or from code that runs a relay
-// in its process, such as the demo. checkOptions finds what is wrong with the options alone, before
-// Open touches anything; the steps of Open find the rest: a port that is taken, a state directory
-// that is damaged.
-
 // DefaultListen is where a relay listens if Options do not say.
 const DefaultListen = "127.0.0.1:8460"
 
@@ -251,8 +246,8 @@ func (r *Relay) checkOptions() error {
 		if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 			return badOption("Public", "not an http or https URL: %q", o.Public)
 		}
-		// Invites would print a URL on which no board gets an answer. With TLSFiles or a proxy the
-		// public URL may be that of another port, so only TLSOwn is certain.
+		// Invites would name a URL on which boards get no answer. With TLSFiles a proxy may serve the
+		// public URL, so only TLSOwn is certain to be wrong.
 		if u.Scheme == "http" && o.TLS == TLSOwn {
 			return badOption("Public", "%q is plain HTTP, but this relay serves TLS; use https://", o.Public)
 		}

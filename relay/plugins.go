@@ -29,7 +29,7 @@ const (
 
 // processOptions returns the options of the host of external plugins.
 func (r *Relay) processOptions() process.Options {
-	// What plugins must not reach. The key of the certificate may be outside of the state directory.
+	// The key of the certificate may be outside of the state directory.
 	private := []string{r.opt.StateDir}
 	if r.opt.TLSKey != "" {
 		private = append(private, r.opt.TLSKey)

@@ -25,9 +25,9 @@ const (
 
 // registryRetries are the boards whose registry entry could not be stored, at most hub.MaxNodes.
 //
-// What is pending stays until it is stored, or until a newer link writes: a link first drops what is
-// pending of the one before. A retry never puts its value back, so that one which takes long does not
-// replace a newer link's.
+// A value is pending until a retry has stored it, or a newer link of the board writes: that first drops
+// what is pending of the link before. A retry that fails leaves the value where it is and does not put
+// it back, because a newer link's may have replaced it meanwhile.
 type registryRetries struct {
 	mu      sync.Mutex // a leaf lock
 	pending map[string]registryWrite

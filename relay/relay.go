@@ -27,9 +27,9 @@
 // # Concurrency
 //
 // A request runs in the goroutine of its connection, an idle link has none, and a stream is served by a
-// shard (sse.Engine). The locks of this package are held for a few statements, and no lock
-// of another package of the relay is taken under them; only Certificate.mu is held while files are
-// read. The hub calls some callbacks under a lock, and they call the kernel: see package hub.
+// shard (sse.Engine). The locks of this package are leaves and held for a few statements, except
+// Certificate.mu, which is held while files are read. The hub calls onDeviceReady, onDeviceGone and
+// others under its callbackMu, and they call the kernel: see package hub.
 package relay
 
 import (
@@ -75,8 +75,8 @@ import (
 //	Open ──> Run ── ctx ends, or a part fails ──> drain ──> Close
 //	     └─> Close, when Run is not called
 //
-// Steps of Open set some fields later than others need them: a closure that is made before such a
-// field is set runs after that, or checks it for nil.
+// The steps of Open make closures that use fields of later steps. Such a closure runs after Open, or
+// checks the field for nil.
 type Relay struct {
 	opt       Options
 	log       *zap.Logger
@@ -307,9 +307,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
 	tuneGC()
 	tuneScheduler()
-	// ctx ends none of these: the drain below cancels them one after the other. A context that is
-	// derived from another one cannot outlive it, so a component still has the queue, and the queue
-	// the log.
+	// ctx ends none of these: the drain below cancels them in the order above. Each is derived from
+	// what it needs, so that a component has ended before the queue, and the queue before the log.
 	logCtx, stopLog := context.WithCancel(context.WithoutCancel(ctx))
 	queueCtx, stopQueue := context.WithCancel(logCtx)
 	components, stopComponents := context.WithCancel(queueCtx)

@@ -25,8 +25,8 @@ type Reloaded struct {
 // the origins of Options.AllowOriginFile, the gateway's tokens and origins, and the external plugins
 // whose manifest or program has changed. Each source is taken or left by itself. It is called by one goroutine, after Open.
 //
-// Tokens, keys and revocations of the state directory need no reload: Run follows them.
-// SIGHUP calls it. Options are not read again: what else a flag decides needs a restart.
+// Tokens, keys and revocations of the state directory need no reload: Run follows them. What else an
+// option decides needs a restart.
 func (r *Relay) Reload() (list []Reloaded) {
 	if r.certificate != nil {
 		list = append(list, Reloaded{r.opt.TLSCert, r.certificate.Reload()})

@@ -13,9 +13,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// The state of the relay as `agentctl relay status` shows it and monitoring reads it (-o json). It
-// is made for each question from what the packages count in memory; only the sizes of the stores
-// come from the disk, where measure reads them every sizesInterval, apart from the questions.
+// A Status is made for each request from what the packages count in memory, so that it is answered
+// while the disk hangs. The sizes of the stores are read every sizesInterval, in another goroutine.
 
 // Status is what `agentctl relay status` shows of a running relay. Field names are part of the
 // command's interface.

@@ -21,9 +21,8 @@ import (
 //	           ├─ over a quota that is enforced ─────> 200, and at once the close event 4429
 //	           └─> a shard of streamEngine ── source or client ends, token revoked, reader stalls ──> OnEnd
 //
-// A stream holds a unit of streamPool, one of the counts of its tenant and its source, which OnEnd
-// gives back. Many clients may share what a source is fed from, a stream of the board
-// (hub.Node.Subscribe).
+// A stream holds a unit of streamPool, a count of its tenant and its source; OnEnd releases them. The
+// sources of many clients may share one stream of a board (hub.Node.Subscribe).
 
 // encodeFrame returns the SSE event of a metric frame (RFC-0009 §5.1), nil if it cannot be
 // one; CheckFrame has refused line breaks before.
@@ -83,8 +82,8 @@ func (r *Relay) openStream(w http.ResponseWriter, req *http.Request, kr *kernel.
 		m.OnEnd(err)
 		return
 	}
-	// Last: it wakes the shard for what was queued before, and the shard must know the stream by
-	// then.
+	// After Add: Notify wakes the shard for frames that are queued already, and a stream without a
+	// shard cannot be woken.
 	source.Notify(m.Wake)
 }
 
@@ -98,8 +97,8 @@ func (m *metricStream) OnReady(uint64) error {
 	return m.source.Err()
 }
 
-// OnEnd implements sse.Handler.
-// It runs in the shard's goroutine, or in that of the request if the stream did not get a shard.
+// OnEnd implements sse.Handler. It runs in the shard's goroutine, or in that of the request if the
+// stream has no shard.
 func (m *metricStream) OnEnd(err error) {
 	code := closeCode(err)
 	_ = m.Close(code)

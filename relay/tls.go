@@ -18,12 +18,12 @@ import (
 
 // Where the relay's certificate comes from, by Options.TLS:
 //
-//	TLSOwn     authority (auth.Authority): made once and kept in the state directory; it signs a server
-//	           certificate for serverNames, and clients that joined know it by its hash
-//	TLSFiles   certificate: two PEM files of the operator's, read again when they change
+//	TLSOwn     Relay.authority: made once and kept in the state directory; it signs a certificate for
+//	           serverNames, and clients that joined know it by its hash
+//	TLSFiles   Relay.certificate: two PEM files, read again when they change
 //	TLSOff     none: on loopback, or behind a proxy that terminates TLS
 //
-// The event gateway uses the same certificate unless it was given another one (openGateway).
+// The event gateway uses the same one, unless its options have another (openGateway).
 
 // Certificate is a PEM pair that is read again when its files change, so that a renewal needs
 // no restart.

@@ -12,9 +12,7 @@ import (
 )
 
 // Transports as operators see them: in kernel.transport.list, in mcp://kernel/transports.json and
-// as the label `transport` of /metrics. Those that endpoints.go can disable are http, mcp and link.
-// The others are listed for their address and figures; options of the start decide whether they are
-// served.
+// as the label `transport` of /metrics. Only http, mcp and link can be disabled (endpoints.go).
 
 // Names of the transports that an operator cannot disable, beside the endpoints.
 const (

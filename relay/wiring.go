@@ -34,9 +34,9 @@ import (
 	"agentctl/transport/link"
 )
 
-// How the packages of a relay get to know each other. Hub, kernel, MCP handler, gateway and plugins
-// import at most the kernel of each other and take functions or small interfaces, which this
-// package implements. The steps of Open that are here:
+// How the packages of a relay are connected. Hub and gateway import none of the others, and the MCP
+// handler and the plugins only the kernel. What they need of each other they take as functions or small
+// interfaces, which this package implements. The steps of Open that are here:
 //
 //	openState     relay.db, the audit log, the event log with its queue, the check of the clock
 //	newKernel     kernel, stages, host of external plugins, control plane
@@ -57,9 +57,8 @@ const (
 // other plugins; otherwise this does not compile.
 const _ uint = kernel.MaxPlugins - hub.MaxNodes - 128
 
-// openState opens the files of the state directory.
-// The queue exists in a degraded relay as well: everything appends to it without asking whether
-// there is a log.
+// openState opens the files of the state directory. A degraded relay has a queue too, so that nothing
+// that appends has to ask whether there is a log.
 func (r *Relay) openState() (err error) {
 	r.store, err = auth.Open(auth.Options{
 		StateDir: r.opt.StateDir, Audience: r.opt.Audience, ScopelessUntil: r.opt.ScopelessUntil, Logger: r.log, Now: r.opt.Now,
@@ -75,8 +74,8 @@ func (r *Relay) openState() (err error) {
 	if err != nil {
 		return err
 	}
-	// A log that another process has open is in use and not damaged: a second relay on the
-	// directory must not start, not even degraded.
+	// A log that another process has open is not damaged: a second relay on the directory must not
+	// start, not even degraded.
 	if err := r.openEventLog(); err != nil && (!r.opt.StartDegraded || errors.Is(err, eventlog.ErrInUse)) {
 		return err
 	} else if err != nil {
@@ -134,7 +133,7 @@ func (r *Relay) explainTimeout(plugin string) *manifest.Error {
 // snapshotForRetention returns events that stand for those which retention is about to
 // delete, so that a replay of the rest rebuilds the same state.
 func (r *Relay) snapshotForRetention(context.Context) ([]kernel.Event, error) {
-	// What loadPlugins rebuilds from the log, and nothing else, needs a snapshot.
+	// A snapshot has to have whatever loadPlugins rebuilds from the log.
 	events := r.kernel.PresenceSnapshot()
 	if r.tickets != nil {
 		events = append(events, r.tickets.Snapshot()...)
