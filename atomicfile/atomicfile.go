@@ -2,8 +2,8 @@
 // root writes into another user's directory gets that owner, so that a service can read what a command
 // of root saved for it. SetAside renames a file that was damaged nevertheless, for an operator to see.
 //
-// Nothing here locks: of two processes that replace a file at once the later one wins as a whole. Those
-// that read, change and write a file take a lock of their own (transport/enroll, login).
+// Nothing here locks: of two processes that replace a file at once, the later one wins as a whole. Who
+// reads, changes and writes a file takes a lock (transport/enroll, login).
 package atomicfile
 
 import (
@@ -31,13 +31,13 @@ func ReplaceMode(path string, data []byte, mode fs.FileMode) error {
 }
 
 // Create is Replace for a file that must not exist: the error is fs.ErrExist where it does. A rename
-// would replace it, so the temporary file gets its name as a second link, which fails if there is one.
+// would replace an existing file; a second link to the temporary one fails then.
 func Create(path string, data []byte) error {
 	return write(path, data, 0o600, func(temporary, path string) error {
 		err := os.Link(temporary, path)
 		if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS) {
-			// Two processes at the same time may both succeed here, and the later one wins.
-			// A filesystem without hard links, such as that of a memory stick.
+			// A filesystem without hard links, such as that of a memory stick. Two processes at the
+			// same time may both succeed here, and the later one wins.
 			if exists(path) {
 				return &fs.PathError{Op: "create", Path: path, Err: fs.ErrExist}
 			}
@@ -48,8 +48,8 @@ func Create(path string, data []byte) error {
 	})
 }
 
-// write writes a temporary file and calls place to give it its name. A temporary file that a power cut
-// left is one for RemoveStale.
+// write writes a temporary file and calls place to give it its name. RemoveStale removes those that a
+// power cut left.
 func write(path string, data []byte, mode fs.FileMode, place func(temporary, path string) error) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+"-*") // mode 0600

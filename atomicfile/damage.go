@@ -41,7 +41,7 @@ func SetAside(path string) (aside string, err error) {
 		switch _, err := os.Lstat(name); {
 		case errors.Is(err, fs.ErrNotExist):
 			aside = name
-		case err != nil: // a disk that fails, a name that is too long: the next one would not be free either
+		case err != nil: // the disk fails, or the name is too long: another name would fail as well
 			return "", err
 		}
 	}

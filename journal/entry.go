@@ -68,9 +68,8 @@ func parseEntry(line []byte) (e entry) {
 		if err != nil {
 			break
 		}
-		// Where the value begins: if it is cut, partialText reads it from here.
 		name := token.String()
-		start := dec.InputOffset()
+		start := dec.InputOffset() // of the value, for partialText
 		value, err := dec.ReadValue()
 		if err != nil {
 			fields[name] = partialText(line[start:])
@@ -114,8 +113,8 @@ func fieldText(v jsontext.Value) string {
 	return ""
 }
 
-// arrayText is fieldText of an array. Numbers are the bytes of one value, and other items are values: an
-// array has either the one or the other.
+// arrayText is fieldText of an array: of numbers, which are the bytes of one value that is not UTF-8, or
+// of the values of a field that the entry has several times.
 func arrayText(v jsontext.Value) string {
 	dec := jsontext.NewDecoder(bytes.NewBuffer(v), jsontext.AllowInvalidUTF8(true))
 	_, _ = dec.ReadToken()

@@ -10,8 +10,8 @@ import (
 	"slices"
 )
 
-// A File knows one kind of page only, the leaves of b-trees. They hold all rows of our tables, and can
-// be recognized by themselves (fileformat2.html §1.6; numbers are big-endian):
+// A File reads the leaves of b-trees only. They hold all rows, and can be recognized without the pages
+// above them (fileformat2.html §1.6; numbers are big-endian):
 //
 //	0  type: 0x0d leaf of a table, 0x0a leaf of an index
 //	1  the first free block
@@ -22,9 +22,9 @@ import (
 //	…  the cells, which fill the page from its end
 //
 // A cell is the size of its payload as a varint, in a table the row id as another one, then the payload.
-// Of a large payload the page has the beginning only, and behind that the number of the first of its
-// overflow pages, each of which begins with the number of the next one. Page 1 has the header of the
-// file in front (§1.3); offsets count from the beginning of the page all the same.
+// A leaf has only the beginning of a large payload, followed by the number of its first overflow page;
+// each of these begins with the number of the next one. Page 1 begins with the header of the file
+// (§1.3); offsets count from the beginning of the page there too.
 
 // Layout of a page.
 const (
@@ -118,8 +118,8 @@ func (f *File) ApplicationID() uint32 {
 	return binary.BigEndian.Uint32(f.page[68:])
 }
 
-// load finds out the size of a page. The header of the database has no checksum, that of the log has
-// one, so a sound header of the log decides. Where neither is of use, the size is guessed.
+// load finds out the size of a page. A sound header of the log decides, since it has a checksum and that
+// of the database has none. Where neither is usable, the size is guessed.
 func (f *File) load(path string) (err error) {
 	var header [fileHeaderSize]byte
 	if _, err := f.db.ReadAt(header[:], 0); err != nil && !errors.Is(err, io.EOF) {
@@ -157,7 +157,7 @@ func (f *File) load(path string) (err error) {
 		f.usable = f.pageSize
 	}
 	f.page, f.overflowPage = make([]byte, f.pageSize), make([]byte, f.pageSize)
-	// Rounded up: cells at the beginning of a page that was cut off can be read.
+	// Rounded up: a page that was cut off may have whole cells.
 	f.pages = uint32(min((f.size+int64(f.pageSize)-1)/int64(f.pageSize), maxPages))
 	return f.indexWAL()
 }
@@ -183,7 +183,7 @@ func (f *File) indexWAL() error {
 }
 
 // guessPageSize returns the size with which most of the first MiB looks like leaf pages, for a file
-// without a header. It compares bytes and not numbers of pages, of which a small size has more.
+// without a header. It compares bytes, since a smaller size has more pages.
 func (f *File) guessPageSize() (best int, err error) {
 	start := make([]byte, min(f.size, 1<<20))
 	n, err := f.db.ReadAt(start, 0)
@@ -416,7 +416,7 @@ func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool
 }
 
 // localSize returns how many bytes of a payload are in the leaf page itself (fileformat2.html §1.6). The
-// others are in overflow pages. The leaf has what full overflow pages leave over, if it has space for it.
+// others are in overflow pages. All overflow pages are full if the leaf has space for the remainder.
 func (f *File) localSize(size int, index bool) int {
 	maxLocal := f.usable - 35
 	if index {

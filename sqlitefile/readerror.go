@@ -24,8 +24,8 @@ func ReadError(path string, err error) error {
 	return err
 }
 
-// readErrorInterval keeps many queries that fail from reading a large file once each: a page that could
-// be read, and that SQLite calls damaged, is damaged.
+// readErrorInterval keeps many queries that fail from reading a large file once each. Within it, a file
+// that could be read counts as readable.
 const (
 	readErrorInterval = 30 * time.Second
 	maxChecked        = 8 // databases; others are not checked
@@ -64,7 +64,7 @@ func (c *checkedFiles) check(path string) error {
 	case time.Since(f.read) < readErrorInterval:
 		return nil
 	}
-	// From the beginning: the descriptor stays open, and its offset is where the last check ended.
+	// By ReadAt, from the beginning: the descriptor stays open for the next check.
 	if _, err := io.Copy(io.Discard, io.NewSectionReader(f.file, 0, 1<<62)); err != nil {
 		return err
 	}

@@ -18,8 +18,9 @@
 //
 // SQLite locks a database with fcntl. The kernel drops all such locks of a process on a file as soon
 // as the process closes any descriptor of it (https://www.sqlite.org/howtocorrupt.html §2.2). Another
-// process could then write at the same time. So whatever opens a database here does it before SQLite
-// does (ScanWAL, OpenFile, the copy of ReadOnly), or closes it after SQLite has (Table) or never (ReadError).
+// process could then write at the same time. So a database that is opened here is closed before SQLite
+// opens it (ScanWAL, OpenFile, the copy of ReadOnly), after SQLite has closed it (Table), or never
+// (ReadError).
 package sqlitefile
 
 import (

@@ -18,8 +18,8 @@ const (
 var ErrNotSound = errors.New("not a sound b-tree")
 
 // Table reads the rows of one table in the order of their row ids. It reads pages and does not ask
-// SQLite, which needs five times as long to return a row. It is for one goroutine. Its life: NewTable
-// reads the interior pages, Rows reads leaves, Only makes a Table of some of these for another goroutine.
+// SQLite, which needs five times as long to return a row. It is for one goroutine. NewTable reads the
+// interior pages, Rows reads leaves, Only makes a Table of some leaves for another goroutine.
 //
 // The file must hold all that was committed, with nothing left in a write-ahead log, and no process may
 // write to it meanwhile. A Table detects pages that do not fit together, but the caller checks what the
@@ -72,8 +72,8 @@ func (t *Table) Only(leaves []int) *Table {
 func (t *Table) Leaves() int { return len(t.leaves) }
 
 // readTree returns the leaf pages, from the level of the root down: all leaves of a b-tree have the same
-// depth. The first page of a level decides what the level is. Others of another type are found later: in
-// an interior level by appendChildren, among leaves by Rows.
+// depth. The type of a level's first page is that of the level. A page of another type is an error of
+// appendChildren in an interior level, and of Rows among the leaves.
 func (t *Table) readTree(root uint32) ([]uint32, error) {
 	level := []uint32{root}
 	for range maxDepth {
@@ -99,8 +99,8 @@ func (t *Table) readTree(root uint32) ([]uint32, error) {
 }
 
 // appendChildren appends the child pages of an interior page: a cell begins with the number of the child
-// left of its key, and the header has that of the last child (fileformat2.html §1.6). Keys are not read,
-// so a leaf in a wrong place shows only in its rows.
+// left of its key, and the header has that of the last child (fileformat2.html §1.6). It does not read
+// keys, so a leaf in a wrong place is noticed by its rows only.
 func (t *Table) appendChildren(list []uint32, page []byte) ([]uint32, error) {
 	cells := int(binary.BigEndian.Uint16(page[3:]))
 	if page[0] != tableInterior || interiorHeaderSize+2*cells > t.f.usable {
@@ -153,8 +153,8 @@ func (t *Table) Rows(i int, fn func(*Record) error) error {
 	return nil
 }
 
-// leaf returns a leaf page. It reads up to 32 leaves at once if they lie together, as those of a table that
-// grows at its end mostly do. A replay goes through them in this order, so that few reads are wasted.
+// leaf returns a leaf page. It reads up to 32 leaves at once if they are adjacent in the file, as those of
+// a table that grows at its end mostly are: a replay reads them in this order.
 func (t *Table) leaf(i int) ([]byte, error) {
 	size := t.f.pageSize
 	if i < t.first || i >= t.first+len(t.buf)/size {

@@ -14,12 +14,12 @@ import (
 // §4.1; numbers are big-endian):
 //
 //	header   0 magic, 4 version, 8 page size, 12 count of checkpoints, 16 two salts, 24 checksum
-//	frame    0 page number, 4 pages of the database behind the last frame of a transaction, else 0,
-//	         8 the salts, 16 checksum, 24 the page
+//	frame    0 page number, 4 in the last frame of a transaction: the pages that the database then has,
+//	         else 0, 8 the salts, 16 checksum, 24 the page
 //
 // The checksum of a frame covers its first 8 bytes and the page, and continues that of the frame before
-// it, or of the header. SQLite begins a log that is in the database again from the front, with other
-// salts, and leaves the old frames behind the new ones as they are.
+// it, or of the header. After a checkpoint SQLite writes the log from the front again, with other salts.
+// Old frames stay behind the new ones.
 
 // Sizes of a write-ahead log.
 const (
@@ -190,8 +190,8 @@ func openWAL(path string) (*wal, error) {
 func (w *wal) close() { _ = w.file.Close() } // only read
 
 // readHeader checks the header. If it is damaged, the page size is that with which frames continue
-// each other, and the salts are those of the first two frames that do. For each size it looks at the
-// first 64 frames, so that a file of garbage is not read as a whole once for each size.
+// each other, and the salts are those of the first two frames that do. It tries each size with the first
+// 64 frames, so that it does not read a whole file of garbage for each.
 func (w *wal) readHeader(size int64) error {
 	h := w.header[:]
 	magic := binary.BigEndian.Uint32(h)
@@ -256,8 +256,8 @@ type frame struct {
 	sum    uint64 // over all frames up to this one
 }
 
-// frame reads a frame; w.buf holds it until the next call. Behind the end of the file a frame is all
-// zero, which continues none.
+// frame reads a frame; w.buf holds it until the next call. Beyond the end of the file a frame is all
+// zero, and continues no other.
 func (w *wal) frame(i int) (frame, error) {
 	if _, err := w.file.ReadAt(w.buf, w.offset(i)); err != nil && !errors.Is(err, io.EOF) {
 		return frame{}, err
@@ -287,8 +287,8 @@ func (w *wal) continues(before, f frame) bool {
 }
 
 // checksum continues a checksum over b (fileformat2.html §4.2), whose length is a multiple of 8. The
-// magic of the header says in which byte order words are added; those of the result are kept here in the
-// upper and the lower half of sum, as they are in the file.
+// magic of the header gives the byte order of the words that are added. sum has the first of the two
+// resulting words in its upper half.
 func checksum(order binary.ByteOrder, sum uint64, b []byte) uint64 {
 	s0, s1 := uint32(sum>>32), uint32(sum)
 	for ; len(b) >= 8; b = b[8:] {
@@ -338,8 +338,8 @@ func (w *wal) scan() error {
 
 // scanBehind looks for committed transactions in the frames from first on, of which SQLite reads
 // none. The rules are in the comment of ScanWAL. It goes through the frames once, in runs in which each
-// one continues the one before. Commits of a run are pending until a frame continues one of them: then
-// they are proven, and counted as lost.
+// frame continues the one before. Commits of a run are pending until a later frame proves that they were
+// synced, and are counted as lost then.
 func (w *wal) scanBehind(first int) error {
 	var before frame // the predecessor
 	usable := false  // it has the right salts
@@ -371,8 +371,8 @@ func (w *wal) scanBehind(first int) error {
 			w.lost, w.lastLost, pending = w.lost+pending, i-1, 0
 		}
 		// A frame that does not continue its predecessor may be a mixture of old and new
-		// sectors. Its commit field counts if it is in one sector with the salts. Frames begin
-		// at multiples of 8, so only a boundary right between the two can separate them.
+		// sectors. Its commit field counts if it is in one sector with the salts. Frames begin at
+		// multiples of 8, so a boundary of sectors can separate the two only at offset 8.
 		if sound = continued || (w.offset(i)+8)%512 != 0; sound && f.commit != 0 {
 			if pending++; proven {
 				w.lost, w.lastLost, pending = w.lost+1, i, 0

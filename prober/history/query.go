@@ -126,9 +126,9 @@ type queryReader struct {
 	chunk *chunk // nil in a reader that does not fetch
 }
 
-// chunk is the memory of a query in progress, where the lists of its reader begin. It is one object,
-// because the runtime never returns what it has for each size of objects that was ever used, up to
-// 24 KiB: lists that begin empty go through all sizes up to their own.
+// chunk is the memory of a query in progress, where the lists of its reader begin. It is one object: a
+// list that begins empty grows through many of the runtime's size classes, and each size class keeps
+// memory for later, however seldom it is used.
 type chunk struct {
 	samples         [chunkSamples]item[values]
 	readings        [chunkReadings]item[int64]

@@ -15,14 +15,13 @@ const (
 	minFree   = 1 << 30 // bytes that memoryDir has to have free: more than the packages and their processes write
 )
 
-// locks are open as long as this process lives. However it ends, the kernel releases them. Programs that
-// it starts do not keep them, since Go closes its files at an exec.
+// locks are open as long as this process lives; the kernel releases them however it ends. Programs that
+// it starts do not inherit them, because Go opens files with O_CLOEXEC.
 var locks []*os.File
 
 // MemoryDir makes a directory in memory, which the caller removes; "" if there is no such filesystem.
 // It removes those of processes that ended without doing so, as a panic and a timeout of go test do:
-// a directory is in use while it is locked. They hold memory until then, which tests of other packages
-// would lack.
+// a directory is in use while it is locked. Those that nobody removes would fill the memory.
 func MemoryDir() string {
 	var st unix.Statfs_t
 	if unix.Statfs(memoryDir, &st) != nil || uint64(st.Bavail)*uint64(st.Bsize) < minFree {
@@ -50,7 +49,7 @@ func MemoryDir() string {
 	return ""
 }
 
-// lock locks a directory; nil if it is locked or gone. It does not wait: one that is locked is in use.
+// lock locks a directory; nil if it is locked or gone.
 func lock(dir string) *os.File {
 	f, err := os.Open(dir)
 	if err != nil {
