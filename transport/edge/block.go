@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// Blocking ends what refusing cannot: the cost of accepting. The steps for an address that goes on:
+// A refused connection still costs its acceptance, so the kernel drops the attempts of an address that
+// has too many of them refused:
 //
 //	connListener.Accept   refuses the connection with an answer, or a bare close over TLS
 //	connListener.block    over blockRate: closes without an answer, and adds the address here
-//	blockList.add         the kernel drops its attempts for blockTime, then it may try again
-//
-// The list belongs to one listener and has no goroutine but the timer that ends blocks.
+//	blockList.add         the kernel drops its attempts for blockTime; a timer ends the block
 
 // Bounds of blocking. A connection that is accepted and closed costs 10 to 20 us of a CPU: one
 // address that opens tens of thousands a second would delay everybody's requests.

@@ -94,8 +94,7 @@ func (b *Bodies) readCounted(w http.ResponseWriter, r *http.Request, id Identity
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), bodyWait)
 		defer cancel()
-		// Only what is missing is taken, so a body that arrives in pieces is charged once for each
-		// byte.
+		// Only what exceeds held: a body that arrives in pieces is charged once for each byte.
 		if !b.take(ctx, id, size-held) {
 			<-ctx.Done() // a client that tries again at once waits here, where it costs least
 			// net/http would read 256 KiB of the body before it answers.

@@ -202,8 +202,8 @@ func (c *Conns) admit(tcp *net.TCPConn) *Conn {
 	if conn := c.admitReturning(tcp, key); conn != nil {
 		return conn
 	}
-	// A full table of strangers replaces its oldest: those who hold connections open without a
-	// token must not keep new clients out. Close takes mu, so victim has returned without it.
+	// Where all places of strangers are taken, a new one replaces an old one: clients that hold
+	// connections open without a token must not keep others out. Close takes mu, so it is not held here.
 	if victim := c.victim(); victim != nil {
 		_ = victim.Close()
 		c.refused.Add(1)

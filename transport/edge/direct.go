@@ -61,7 +61,7 @@ func (c *directConn) Read(b []byte) (int, error) {
 // serveDirect serves the direct requests that come first. b[:n] are the bytes after them.
 func (c *directConn) serveDirect(b []byte) (n int, err error) {
 	for {
-		// Before the first request the deadline of net/http for the head is in force.
+		// The first request has the deadline that net/http has set for its head.
 		if c.cancel != nil && n == 0 {
 			if err := c.awaitRequest(); err != nil {
 				return 0, err
@@ -231,7 +231,7 @@ func (d *directConns) add(c *directConn) bool {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// Under mu, so that drain sees the connection or add sees the drain.
+	// drain closes draining under mu, so it either finds the connection in conns or is seen here.
 	if d.ep == nil || d.isDraining() {
 		return false
 	}

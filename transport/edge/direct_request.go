@@ -10,9 +10,8 @@ import (
 // parseDirect parses the request at the start of b into r: a POST of HTTP/1.1 with a Content-Length and
 // nothing that needs net/http, in a strict form of which FuzzDirect checks that net/http reads it the
 // same. size is the length of the request; ok is false if it has not arrived whole. size is 0 for
-// everything else.
-// A part of a head has the size len(b)+1: at least one byte is missing. The values of the header
-// share one copy of the head, because b is the buffer of net/http and is used again.
+// everything else. Of a head that is not complete it is len(b)+1, since at least one byte is missing. The
+// values of the header share one copy of the head, because net/http uses the buffer b again.
 func parseDirect(r *http.Request, b []byte) (ok bool, size int) {
 	const method, version, end = "POST ", " HTTP/1.1", "\r\n\r\n"
 	if !strings.HasPrefix(string(b[:min(len(b), len(method))]), method[:min(len(b), len(method))]) {

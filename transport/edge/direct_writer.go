@@ -174,8 +174,8 @@ func (w *directWriter) send(last bool) {
 	b := w.out
 	if !w.headSent {
 		w.headSent = true
-		// Decided with the first byte that goes out: a body that is complete by then has its
-		// length.
+		// With the first bytes that are sent it is decided whether the body has a length: it has
+		// one if it is complete by then, or if the handler has declared it.
 		w.isChunked = w.declared < 0 && !last && w.mayHaveBody()
 		b = w.appendHeadEnd(b)
 	}

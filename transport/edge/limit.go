@@ -50,8 +50,8 @@ func (l *Limiter) Bucket(key string, rps float64, burst int, now time.Time) *rat
 	return b.bucket
 }
 
-// evictLocked frees a place for a new key and reports whether it could. mu is held.
-// Without evict it looks at every key.
+// evictLocked frees a place for a new key, as NewLimiter says, and reports whether it could. Without
+// evict its time grows with the number of keys. mu is held.
 func (l *Limiter) evictLocked(now time.Time) bool {
 	if l.evict {
 		l.dropLocked(l.order.Back())
@@ -97,8 +97,8 @@ func (l *Limiter) Wait(key string, rps float64, burst int, now time.Time) (wait 
 
 // untilToken returns the time until a bucket has a token.
 func untilToken(b *rate.Limiter, now time.Time) time.Duration {
-	// At least a millisecond: a wait that rounds to 0 would read as a token.
 	missing := 1 - b.TokensAt(now)
+	// At least a millisecond, because 0 means that there is a token.
 	return max(time.Millisecond, time.Duration(missing/float64(b.Limit())*float64(time.Second)))
 }
 

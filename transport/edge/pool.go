@@ -67,8 +67,8 @@ func (p *Pool) TryAcquire(id Identity, n int64) bool {
 }
 
 // acquire takes the units of the identity's share first: those who wait for their own share hold
-// nothing of the tenant's and of the pool.
-// The order is the same for every caller, so that none waits for another in a circle.
+// nothing of the tenant's and of the pool. All callers take the three in the same order, so they cannot
+// deadlock.
 func (p *Pool) acquire(id Identity, n int64, take func(*semaphore.Weighted) bool) bool {
 	if n > p.shareOf(1, 2) { // more than any share; Acquire would wait for it until the end
 		p.refused.Add(1)

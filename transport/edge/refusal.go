@@ -114,8 +114,8 @@ func (s *Server) delayRefusals(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		// Authenticate sets it if this request has a token. Behind a proxy the one before was
-		// another client's.
+		// Of the request before, which behind a proxy may be another client's. Authenticate sets it if
+		// this one has a token.
 		conn.current = nil
 		var status int
 		if d, ok := w.(*directWriter); ok {

@@ -59,9 +59,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	return err
 }
 
-// Shutdown is http.Server.Shutdown.
-// Connections with direct requests are drained first: to net/http they look as if they waited for
-// their first request, and its Shutdown closes such connections without waiting for an answer.
+// Shutdown is http.Server.Shutdown. It drains connections with direct requests first: net/http still
+// waits for the first request of such a connection, and Shutdown closes those that have waited for 5 s.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.direct.drain(ctx)
 	return s.Server.Shutdown(ctx)
