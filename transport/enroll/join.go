@@ -236,7 +236,7 @@ func keyFor(stateDir, relay, codeSHA256 string) (ed25519.PrivateKey, error) {
 // left is the code with which a board had joined before it left. The code may still be in a join file,
 // which must not make the board join again.
 type left struct {
-	CodeSHA256 string `json:"code_sha256"`
+	CodeSHA256 string `json:"code_sha256"` // "": not known, since the credential was damaged
 }
 
 // Leave undoes Join: it removes the credential and makes a new identity of this installation,
@@ -254,11 +254,11 @@ func Leave(ctx context.Context, stateDir string) (*Credential, error) {
 	if err != nil && !errors.As(err, &damaged) {
 		return nil, err
 	}
+	var l left
 	if c != nil {
-		err = saveJSON(filepath.Join(stateDir, leftFile), &left{c.CodeSHA256})
-	} else {
-		err = nil
+		l.CodeSHA256 = c.CodeSHA256
 	}
+	err = saveJSON(filepath.Join(stateDir, leftFile), &l)
 	id := &Identity{path: filepath.Join(stateDir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}}
 	// The identity comes first: without a credential the daemon reads it.
 	for _, step := range []func() error{

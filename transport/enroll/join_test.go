@@ -207,6 +207,9 @@ func TestDamagedCredential(t *testing.T) {
 	if _, err := Leave(t.Context(), dir); err != nil || exists(dir, CredentialFile) {
 		t.Errorf("Leave: %v", err)
 	}
+	if !HasLeft(dir, "AAAA") {
+		t.Error("a join file would undo the Leave: nobody knows with which code the board had joined")
+	}
 }
 
 func TestLock(t *testing.T) {

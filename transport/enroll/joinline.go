@@ -45,11 +45,11 @@ func ParseJoinLine(text string) (l JoinLine, err error) {
 }
 
 // HasLeft reports whether the last Leave was from a relay that was joined with this canonical
-// code: a join file that remains must not undo it. A damaged record counts as one of any code,
-// since there is one only on a board that has left.
+// code: a join file that remains must not undo it. A record that is damaged, or does not know the
+// code, counts as one of any code, since there is one only on a board that has left.
 func HasLeft(stateDir, code string) bool {
 	var l left
 	var damaged *DamagedError
 	err := loadJSON(filepath.Join(stateDir, leftFile), &l)
-	return err == nil && l.CodeSHA256 == enrollment.HashCode(code) || errors.As(err, &damaged)
+	return err == nil && (l.CodeSHA256 == "" || l.CodeSHA256 == enrollment.HashCode(code)) || errors.As(err, &damaged)
 }
