@@ -19,12 +19,19 @@ import (
 	"agentctl/transport/link"
 )
 
-// Bounds of one exchange with a relay, which is two requests: the nonce, then the message that
-// it proves.
+// An exchange with a relay (docs/protocol.md, "Joining"). The nonce keeps a recorded message from being
+// used again:
+//
+//	Enroll    GET /v1/enroll   ──> nonce
+//	          POST /v1/enroll  code, public key, proof of the key ──> identity and first token
+//	Refresh   GET /v1/enroll   ──> nonce
+//	          POST /v1/token   identity, generation, request id, proof ──> next token
+
+// Bounds of one exchange.
 const (
-	exchangeTimeout = 30 * time.Second
-	maxAnswer       = 64 << 10 // bytes of a body
-	maxTokenLen     = 4096     // bytes of a token (docs/protocol.md, Tokens)
+	exchangeTimeout = 30 * time.Second // of both requests, and their repeat with another nonce
+	maxAnswer       = 64 << 10         // bytes of a body
+	maxTokenLen     = 4096             // bytes of a token (docs/protocol.md, Tokens)
 )
 
 // Client makes and refreshes identities at one relay. It keeps no connection open. It may be
@@ -78,6 +85,7 @@ func (c *Client) Enroll(ctx context.Context, o EnrollOptions) (*enrollment.Enrol
 	if err != nil {
 		return nil, err
 	}
+	// The code decides whether the answer is for a board or for an agent; it is never for both.
 	isBoard := manifest.ValidNodeID(answer.NodeID) && validToken(answer.DeviceToken)
 	isAgent := answer.AgentID != "" && validToken(answer.Token)
 	if answer.Gen < 1 || answer.TenantID == "" || isBoard == isAgent {
@@ -136,6 +144,7 @@ func (c *Client) exchange(ctx context.Context, path string, answer any, newBody 
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
+	// A transport for each exchange: the next one is hours away, so a connection is not worth keeping.
 	tr := http.DefaultTransport.(*http.Transport).Clone()
 	tr.TLSClientConfig = c.TLS.Clone() // nil stays nil
 	tr.ForceAttemptHTTP2 = false       // the board build has no HTTP/2
@@ -160,6 +169,7 @@ func (c *Client) exchange(ctx context.Context, path string, answer any, newBody 
 		if attempt == 1 && errors.As(err, &refused) && refused.Reason == enrollment.ReasonNonce {
 			continue
 		}
+		// If the caller gave up, that is the error, and not a Kind such as TimedOut.
 		if err != nil && caller.Err() != nil {
 			return caller.Err()
 		}
@@ -196,6 +206,7 @@ func (c *Client) roundTrip(ctx context.Context, hc *http.Client, to string, body
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusCreated {
 		return c.answerError(resp, b)
 	}
+	// Captive portals answer 200 with their page in place of any server.
 	if t, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); t != "application/json" {
 		return c.fail(Portal, errors.New("a web page came in place of the relay's answer"))
 	}

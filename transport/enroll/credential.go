@@ -70,7 +70,8 @@ type DamagedError struct{ Path string }
 func (e *DamagedError) Error() string { return "the file " + e.Path + " is damaged" }
 
 // LoadCredential reads the credential of a board. The error is fs.ErrNotExist for a board that
-// has not joined, and a *DamagedError for a file that makes no sense.
+// has not joined, and a *DamagedError for a file that makes no sense. It takes no lock: the file is
+// replaced atomically.
 func LoadCredential(stateDir string) (*Credential, error) {
 	var f credentialFile
 	path := filepath.Join(stateDir, CredentialFile)
@@ -147,7 +148,8 @@ const lockPoll = 50 * time.Millisecond
 
 // lockCredential keeps other processes, and other callers in this one, from changing the
 // credential in a state directory until release is called. The lock is on the directory: it
-// needs no file, and works where nothing can be written.
+// needs no file, and works where nothing can be written. It is held while the relay is asked, so that
+// `agentctl leave` and a refresh of the daemon do not overwrite each other's file.
 func lockCredential(ctx context.Context, stateDir string) (release func(), err error) {
 	d, err := os.Open(stateDir)
 	if err != nil {

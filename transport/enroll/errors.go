@@ -92,6 +92,8 @@ func (c *Client) answerError(resp *http.Response, body []byte) error {
 		} `json:"error"`
 	}
 	isEnvelope := json.Unmarshal(body, &env) == nil && env.Error != nil && env.Error.Code != ""
+	// What cannot be a relay's comes first, since a portal may answer with any status. 5xx, and 429 without
+	// an envelope, may be a proxy's: the relay behind it is there again in a moment.
 	switch {
 	case resp.StatusCode >= 300 && resp.StatusCode < 400, resp.StatusCode == http.StatusNetworkAuthenticationRequired:
 		e.Kind, e.Err = Portal, errors.New("a redirect came in place of the relay's answer")
@@ -106,6 +108,8 @@ func (c *Client) answerError(resp *http.Response, body []byte) error {
 	case isEnvelope:
 		e.Kind, e.Reason, e.Err = Refused, env.Error.Reason, errors.New(cmp.Or(reasons[env.Error.Reason], env.Error.Message))
 	}
+	// The envelope has milliseconds, the header seconds, which a proxy may send too: the longer wait
+	// counts. The bound keeps a wrong answer from silencing a board for days.
 	if isEnvelope {
 		e.RetryAfter = time.Duration(env.Error.RetryAfterMS) * time.Millisecond
 	}
@@ -117,7 +121,8 @@ func (c *Client) answerError(resp *http.Response, body []byte) error {
 }
 
 // transportError classifies the failure of a request that has no answer. What the resolver
-// and the dialer say comes first: a dial that timed out means an unreachable server.
+// and the dialer say comes before the timeout: a dial that timed out means an unreachable server, and
+// not one that is slow to answer.
 func (c *Client) transportError(err error) error {
 	e := c.fail(Broken, err)
 	var request *url.Error

@@ -19,6 +19,20 @@
 //
 // `agentctl join` calls Join, `agentctl leave` Leave. While a Credential is there, the daemon
 // runs a Keeper, which refreshes its token.
+//
+// # States of a board
+//
+//	credential.json  joining.json
+//	missing          missing        new, or it has left; it may have a device token in its configuration
+//	missing          there          a Join has stored a key and has no answer yet; a repeat sends the key again
+//	there            any            joined
+//	damaged          any            the key is lost; Join sets the file aside, Leave removes it
+//
+// # Locks
+//
+// The lock of the credential (lockCredential), which other processes take too, then Identity.file, then
+// Identity.mu. Keeper.mu may be taken under the first. Identity.mu and Keeper.mu are leaves and are not
+// held across accesses to the disk or the network; the other two are.
 package enroll
 
 import (
@@ -199,7 +213,8 @@ func readFile(path string) ([]byte, error) {
 
 // RetrySave tries again to write an identity that Load could not write. It does not
 // replace a file that appeared in the meantime, for instance because the state directory
-// was mounted late. done reports that no more attempts are needed.
+// was mounted late: if Load found damage, RetrySave takes over what that file says. done reports that no
+// more attempts are needed.
 func (id *Identity) RetrySave() (done bool) {
 	id.mu.Lock()
 	unsaved := id.unsaved

@@ -137,7 +137,8 @@ func Join(ctx context.Context, o JoinOptions) (_ *Credential, already bool, err 
 }
 
 // joinedBefore returns the stored credential, if it is of the same relay and authority; another one
-// is a JoinedError. The key in a damaged file is lost, so a new credential may take its place.
+// is a JoinedError. The key in a damaged file is lost, so a new credential may take its place. A line
+// without a pin fits a credential with one: the board keeps checking the pin.
 func (o *JoinOptions) joinedBefore(base string) (c *Credential, damaged *DamagedError, err error) {
 	c, err = LoadCredential(o.StateDir)
 	switch {
@@ -184,7 +185,8 @@ func (o *JoinOptions) enroll(ctx context.Context, client *Client, code, instance
 	}, nil
 }
 
-// Attempts of an Enroll whose connection breaks. A repeat costs no use of the code.
+// Attempts of an Enroll whose connection breaks. A repeat costs no use of the code, since the relay
+// recognizes the code with the same key. Other failures would be the same a second later.
 const (
 	enrollAttempts = 3
 	enrollPause    = time.Second
@@ -260,7 +262,8 @@ func Leave(ctx context.Context, stateDir string) (*Credential, error) {
 	}
 	err = saveJSON(filepath.Join(stateDir, leftFile), &l)
 	id := &Identity{path: filepath.Join(stateDir, FileName), d: data{InstanceID: NewInstanceID(), NodeID: manifest.NewNodeID()}}
-	// The identity comes first: without a credential the daemon reads it.
+	// The credential goes last: until then a Leave that failed can be repeated, and once it is gone the
+	// daemon reads the new identity.
 	for _, step := range []func() error{
 		id.Save,
 		func() error { return atomicfile.Remove(filepath.Join(stateDir, pendingFile)) },

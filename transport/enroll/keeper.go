@@ -60,6 +60,19 @@ type KeeperStatus struct {
 	NotStored   error     // why the newest token is in memory only
 }
 
+// When a token is refreshed:
+//
+//	Ready                   between half and three quarters of its life after its issue; if that is over,
+//	                        within a minute
+//	Refused                 at once
+//	Refused, a minute or    after 2 s to 1 h: the relay issues tokens and does not accept them
+//	less after a refresh
+//	failure                 after 30 s to 15 min, or 2 s to 5 min while the relay refuses the token
+//	failure that is final   after an hour: only a person can change that (IsFinal)
+//
+// Pauses after other failures double with each one, within their bounds; jitter shortens them by up to a
+// half, and a Retry-After of the relay makes them longer.
+
 // Times of refreshes.
 const (
 	refreshEarliest = 0.5  // of a token's life
@@ -137,6 +150,7 @@ func (k *Keeper) Ready(relayMS int64) {
 	k.mu.Lock()
 	k.refused, k.rejected = false, 0
 	if k.failures == 0 {
+		// Both times are the relay's. left is bounded, in case the two are not of one clock.
 		life := k.lifeLocked()
 		left := min(max(time.Duration(k.cred.ExpiresAtMS-relayMS)*time.Millisecond, 0), life)
 		wait := left - life + k.after
@@ -274,7 +288,8 @@ func (k *Keeper) refreshNow(ctx context.Context) {
 var errHung = errors.New("the disk of the state directory does not answer")
 
 // attempt runs refreshStored and waits at most attemptTimeout for it. Nothing can end an access to a disk
-// that hangs: the goroutine stays, and no other one is started until it returns.
+// that hangs: the goroutine stays, and no other one is started until it returns. The next attempt waits
+// for the same goroutine and gets its result.
 func (k *Keeper) attempt(ctx context.Context) error {
 	if k.running == nil {
 		k.running = make(chan error, 1)
@@ -332,7 +347,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	k.mu.Lock()
 	k.disk = *disk
 	isNewer := disk.Gen > k.cred.Gen
-	if isNewer { // refreshed by another process
+	if isNewer { // another process has refreshed it
 		k.cred = *disk
 	}
 	k.mu.Unlock()
@@ -343,6 +358,7 @@ func (k *Keeper) refreshStored(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// From here on the relay knows the new generation. The token is used even if it cannot be stored.
 	disk.Token, disk.Gen, disk.ExpiresAtMS, disk.RequestID = a.Token, a.Gen, a.ExpiresAtMS, link.NewID()
 	disk.keepInstance(k.opt.InstanceID)
 	err = nil

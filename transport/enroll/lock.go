@@ -44,6 +44,7 @@ func Lock(stateDir string) (release func(), err error) {
 		}
 	}
 	if isBusy, err := tryLock(f); isBusy || err != nil {
+		// The number may be missing or, right after the start of the other daemon, of one before it.
 		defer func() { _ = f.Close() }()
 		if err != nil {
 			return nil, fmt.Errorf("lock the state directory %s: %w", stateDir, err)

@@ -20,6 +20,8 @@ func tryLock(f *os.File) (isBusy bool, err error) {
 	return false, err
 }
 
+// openNoFollow opens a file that is there for reading. It refuses a symbolic link, as the one that makes
+// the file does, and does not wait for the writer of a pipe.
 func openNoFollow(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 }
