@@ -18,7 +18,8 @@ func kernelBootID() string {
 	return strings.TrimSpace(string(b))
 }
 
-// kernelClock counts since the machine was started, sleep included.
+// kernelClock counts since the machine was started, sleep included: undated samples get their time by
+// the difference to the wall clock, which goes on during sleep.
 func kernelClock() time.Duration {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) // fails only for a clock that does not exist

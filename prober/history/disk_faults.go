@@ -216,7 +216,8 @@ func (s *Store) Retry() {
 	}
 }
 
-// setFault sets the fault that err means, none for nil, and logs when it changes.
+// setFault sets the fault that err means, none for nil, and logs when it changes: a disk that stays
+// full is tried each 30 s, and one line says enough. ErrClosed is no fault of the disk.
 func (s *Store) setFault(err error) {
 	if errors.Is(err, ErrClosed) {
 		return

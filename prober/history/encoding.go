@@ -85,7 +85,8 @@ func readingKey(id int64) uint8           { return uint8(id) }
 //
 //	id = (slot - slots) * 2^42 + mono_ms
 const (
-	// slots bounds the boots in the file whose time is not known.
+	// slots bounds the boots in the file whose time is not known. All slots together are 2^54 ms, so
+	// that the id of a reading, 256 times that, fits 64 bits (minTS).
 	slots = 1 << 12
 	// slotWidth is 139 years in milliseconds, which no boot's clock reaches.
 	slotWidth = 1 << 42

@@ -26,6 +26,7 @@ func (s *Store) Flush(ctx context.Context) error {
 	defer s.unlock()
 	stop := measureWrites()
 	err := s.withDB(func(d *db) error {
+		// Before save, so that what is unsaved goes into the file with its time and is not moved later.
 		if err := s.rebase(d); err != nil {
 			return err
 		}
@@ -42,7 +43,8 @@ func (s *Store) Flush(ctx context.Context) error {
 	return err
 }
 
-// recordWrites adds what was written, and reads how large the file is.
+// recordWrites adds what was written, and reads how large the file is. The holder of diskToken calls it:
+// Stat may hang with the disk, and Stats must not.
 func (s *Store) recordWrites(n int64) {
 	var size int64
 	for _, suffix := range []string{"", "-wal", "-shm"} {
@@ -80,11 +82,13 @@ func (s *Store) save(d *db) error {
 	if err != nil || len(samples)+len(readings) == 0 && before == minTS {
 		return err
 	}
+	// What the transaction changes of d is set once it has committed, or put back if it has not.
 	slot, used, keepSpan := d.slot, d.used, func() {}
 	err = d.tx(func() (err error) {
 		if keepSpan, err = s.saveSpan(d); err != nil {
 			return err
 		}
+		// Twice as many as are added: a file beyond its bound gets below it again.
 		if _, err := d.remove(before, int64(max(2*len(samples), 2*len(readings), minRemoved))); err != nil {
 			return err
 		}
@@ -101,6 +105,7 @@ func (s *Store) save(d *db) error {
 	}
 	d.slot = slot
 	keepSpan()
+	// Items that were added during the commit have a higher seq, and stay.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.samples.removeSaved(upto)

@@ -71,7 +71,8 @@ const (
 const (
 	// maxUnsaved bounds the samples in memory: an hour and 20 minutes of one a second.
 	maxUnsaved = 4800
-	// flushAtSamples is how many unsaved samples make a flush come early.
+	// flushAtSamples is how many unsaved samples make a flush come early. It leaves space for 18
+	// minutes of one a second, in which a disk that is busy may answer again.
 	flushAtSamples = 3700
 	// maxUnsavedReadings bounds the readings in memory (24 bytes each).
 	maxUnsavedReadings = 4 * maxUnsaved
@@ -212,6 +213,7 @@ func Open(o Options) (*Store, error) {
 		}
 		s.purgePending = false // bounds that held before the start are applied in small steps
 	}
+	// SetRetention has requested a flush, which would open the file while the daemon starts (openDelay).
 	s.flushRequested = false
 	return s, nil
 }
@@ -337,7 +339,7 @@ func (s *Store) Close() error {
 		return errors.Join(err, lockErr)
 	}
 	defer s.unlock()
-	s.fatalErr = ErrClosed
+	s.fatalErr = ErrClosed // what waits for diskToken does not open the file again
 	return errors.Join(err, s.closeDB())
 }
 

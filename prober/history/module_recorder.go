@@ -36,7 +36,8 @@ type moduleRecorder struct {
 	recorded prober.ModuleReadings
 
 	// windowMS and counts are the sums over the Networks since the last record; counted is
-	// the newest one that they include.
+	// the newest one that they include. A record is about all traffic since the one before, and
+	// not only that of the newest Network.
 	windowMS int64
 	counts   map[*prober.Sensor]uint64
 	counted  *prober.Network
@@ -53,7 +54,8 @@ func (m *moduleRecorder) record(x prober.Sample) []prober.Reading {
 	if n := x.Modules.Network; n != nil && n != m.counted {
 		m.count(n)
 	}
-	// A sample may come a little early: with no slack every other one would be skipped.
+	// A sample may come a little early: with no slack, every other one would be skipped at a
+	// cadence of ten seconds.
 	if m.at != 0 && x.Mono-m.at < moduleInterval-moduleInterval/20 {
 		return nil
 	}

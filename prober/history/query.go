@@ -11,6 +11,16 @@ import (
 	"agentctl/prober"
 )
 
+// A query reads in chunks, so that neither its memory nor the time for which it keeps the flusher from
+// the file grows with the window:
+//
+//	newQueryReader ──> fetchNext: diskToken taken, the next chunk read into rows, token returned
+//	       ┌──────────────┘   ▲
+//	       └──> emit: fn ─────┘   with no lock held; until the cursor is past the window
+//
+// Between two chunks the file may change. The cursor is a time and not a row, so nothing that is added
+// or removed behind it makes a row appear twice.
+
 // Query asks for a window of time.
 type Query struct {
 	FromMS, ToMS int64 // both included, milliseconds since 1970; ToMS 0 is now

@@ -156,6 +156,7 @@ func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]dr
 			upto = items[limit-1].id
 		}
 	}
+	// Only items up to the last one of the file: a later one may have others of the file before it.
 	s.mu.Lock()
 	unsaved := b.between(first, upto)
 	if len(unsaved) > limit {
@@ -195,7 +196,7 @@ func groupByTime(groups []group, samples []item[values], readings []item[int64],
 }
 
 // mergeByID sorts items, those of the file before those of memory, and keeps the first of
-// each id: it is what the file has, or will have.
+// each id: it is what the file has, or will have. After the clock went back, an id may be in both.
 func mergeByID[T any](items []item[T]) []item[T] {
 	byID := func(a, b item[T]) int { return cmp.Compare(a.id, b.id) }
 	if !slices.IsSortedFunc(items, byID) {

@@ -32,6 +32,7 @@ var _ Sampler = (*prober.Prober)(nil)
 func (s *Store) Record(ctx context.Context, p Sampler) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	// The last flush begins when ctx has ended, so it does not use ctx.
 	flushed := make(chan error, 1)
 	go func() {
 		s.runFlusher(ctx)
@@ -94,7 +95,8 @@ func (s *Store) watch(ctx context.Context, p Sampler) error {
 }
 
 // runFlusher flushes at the interval, and earlier when it is requested. It is the flusher
-// goroutine until ctx ends.
+// goroutine until ctx ends. After a failed flush, and after SetFlush, the interval may be shorter
+// than when next was computed.
 func (s *Store) runFlusher(ctx context.Context) {
 	last := time.Now()
 	next := last.Add(openDelay)

@@ -16,7 +16,8 @@ import (
 const (
 	// walReserve is what the WAL and its index may take of MaxBytes.
 	walReserve = 1 << 20
-	// maxUndated bounds the samples in the file whose time is not known.
+	// maxUndated bounds the samples in the file whose time is not known: 28 hours of one a second. A
+	// board that never gets the time keeps the newest ones; queries show those of the file once it does.
 	maxUndated = 100_000
 	// maxRemoved bounds the rows of each table that one transaction of applyRetention removes.
 	maxRemoved = 4096
@@ -47,6 +48,8 @@ func (s *Store) retentionCutoff(d *db) (before int64, err error) {
 	if err != nil || before == minTS {
 		return minTS, err
 	}
+	// Only once the oldest row is removeAfter beyond the age. For a short age that would be long, so
+	// it is a 64th of the age there.
 	for _, t := range tables {
 		if first, err := d.nthTime(t, 1, maxTS, 0); err != nil || first != 0 && first < before-min(age/64, removeAfter).Milliseconds() {
 			return before, err

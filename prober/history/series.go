@@ -189,7 +189,8 @@ type seriesReader struct {
 
 	// A slot is a distinct column or key: those of columns first, then those of keys, both in
 	// the order of the statements. slots has that of each metric; columns and keys say which
-	// one a column or key has, -1 for none.
+	// one a column or key has, -1 for none. Two metrics may share one: mem_bytes and memory.used
+	// are one column in two units.
 	slots   []int
 	columns [len(sampleColumns)]int
 	keys    [256]int
@@ -211,10 +212,12 @@ type seriesPart struct {
 	counts    []int64 // records behind it
 }
 
+// clone copies what a fetch changes, so that a fetch that failed can be repeated.
 func (p *seriesPart) clone() seriesPart {
 	return seriesPart{p.hasRecord, slices.Clone(p.values), slices.Clone(p.counts)}
 }
 
+// reset empties the part for the next step.
 func (p *seriesPart) reset() {
 	p.hasRecord = false
 	clear(p.values)

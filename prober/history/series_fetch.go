@@ -38,6 +38,7 @@ func (s *Store) fillSeries(ctx context.Context, d *db, r *seriesReader) error {
 			return err
 		}
 		r.next = upto
+		// A gap of months costs one search, however short the steps are.
 		if isEmpty {
 			if r.next, err = s.firstTimeFrom(d, &r.window, upto); err != nil {
 				return err
@@ -133,7 +134,8 @@ func (r *seriesReader) addSample(v *values) {
 	}
 }
 
-// add adds a value that stands for n records to a slot; -1 is none.
+// add adds a value that stands for n records to a slot; -1 is none. For the last value it has to be
+// called once for a slot and step, as addLast does.
 func (r *seriesReader) add(slot int, v, n int64) {
 	if slot < 0 || n == 0 {
 		return

@@ -51,7 +51,9 @@ CREATE VIEW modules(ts, key, value) AS
 // settings of a connection. A commit is on the disk when it returns (FULL), so a power cut
 // loses none. The WAL costs half the writes of a rollback journal and is moved into the
 // file every 128 pages, so both stay small; so does the cache, since recording touches the
-// last pages only.
+// last pages only. Without mmap a page that cannot be read is an error and not a signal. The
+// size of cells is checked when a page is read, which finds damage before it is used. A schema
+// that is not trusted cannot call functions with side effects.
 var settings = []string{
 	"busy_timeout = 2000",
 	"page_size = 4096",

@@ -53,7 +53,8 @@ func (d *db) removeRange(t *table, from, to int64) (int64, error) {
 	return n, err
 }
 
-// moveRange adds delta to the times of from..to. A row whose new time is taken is deleted.
+// moveRange adds delta to the times of from..to. A row whose new time is taken is deleted: the
+// statement leaves it where it is, in the range that is removed next.
 func (d *db) moveRange(t *table, from, to, delta int64) error {
 	if _, err := d.exec(t.move, delta<<t.shift, t.first(from), t.last(to)); err != nil {
 		return err

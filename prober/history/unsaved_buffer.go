@@ -54,7 +54,7 @@ func (b *buffer[T]) between(from, to int64) []item[T] {
 }
 
 // removeSaved removes what arrived up to seq, and releases memory that only an outage
-// needed.
+// needed. It goes by seq and not by id, since a clock that went back gives new items old ids.
 func (b *buffer[T]) removeSaved(seq uint64) {
 	b.items = slices.DeleteFunc(b.items, func(it item[T]) bool { return it.seq <= seq })
 	if cap(b.items) > 1024 && len(b.items) < cap(b.items)/8 {

@@ -89,6 +89,7 @@ func (s *Store) loadSpan(d *db) error {
 	return d.tx(func() error { return d.putSpan(d.span) })
 }
 
+// spanOf decodes a row of lastSpan or youngSpans.
 func spanOf(row []driver.Value) (p span) {
 	p.uptime, _ = row[0].(int64)
 	p.length, _ = row[1].(int64)
@@ -120,7 +121,8 @@ func (s *Store) currentSpan(d *db) (p span, at int64, ok bool) {
 }
 
 // saveSpan records the uptime until now. It belongs into the transaction of a flush; the caller
-// calls keep when that has succeeded.
+// calls keep when that has succeeded. A span that has jumped away is written a last time with its whole
+// length, before the new one.
 func (s *Store) saveSpan(d *db) (keep func(), err error) {
 	p, at, ok := s.currentSpan(d)
 	if !ok {
