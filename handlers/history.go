@@ -124,7 +124,7 @@ func (h *History) newPage(ctx context.Context, in *historyInput, now int64) (p *
 	return &page{start: start, step: in.StepMS, columns: make([][]byte, len(in.Metrics)), size: pageOverhead(in.Metrics)}, end, nil
 }
 
-// errPageFull ends Series when the page is full.
+// errPageFull ends Series when the page is full. It does not leave fill: a full page is an answer.
 var errPageFull = errors.New("handlers: the page is full")
 
 // fill reads values until the page is full, the window ends or timed does, which is pageContext of

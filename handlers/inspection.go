@@ -104,7 +104,8 @@ func encode(v any) ([]byte, error) {
 const answerReserve = 2 << 10
 
 // fit returns the first elements of a list, as many as fit into *free bytes of JSON, and reduces *free
-// by their size.
+// by their size. Each element is encoded twice, here and with the answer, which is cheap for the few
+// hundred of a page.
 func fit[T any](list []T, free *int) []T {
 	for i := range list {
 		raw, err := encode(&list[i])
@@ -163,7 +164,8 @@ type modulesOutput struct {
 	Unfinished  []string `json:"unfinished,omitempty"`
 }
 
-// modules answers system.modules.
+// modules answers system.modules. Modules that the sampler reads come from its newest sample, others
+// are read now.
 func (o *InspectionOptions) modules(ctx context.Context, args []byte) (any, error) {
 	in := struct {
 		Modules []string `json:"modules"`
@@ -181,6 +183,7 @@ func (o *InspectionOptions) modules(ctx context.Context, args []byte) (any, erro
 	if ms, ok := o.Clock(); ok {
 		out.TSMS = ms
 	}
+	// A module without a reading is not there, unless it was not read in time.
 	present := readings.NewSince(&prober.ModuleReadings{})
 	out.Unavailable = (set &^ present &^ unfinished).Names()
 	if unfinished != 0 {

@@ -49,6 +49,7 @@ func (j *Journal) Call(ctx context.Context, _ manifest.ToolName, args []byte) ([
 	timed, cancel := pageContext(ctx)
 	defer cancel()
 	deadline, _ := timed.Deadline()
+	// A duration, since the caller's deadline means nothing in the helper's process.
 	r.TimeoutMS = max(time.Until(deadline)-helperReserve, time.Millisecond).Milliseconds()
 	page, err := journal.Query(timed, j.socket, &r)
 	var refused *journal.Error

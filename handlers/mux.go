@@ -119,6 +119,7 @@ func (m *Mux) SetEnabled(enabled func(capID string) bool) (changed bool) {
 // E_RATE_LIMITED, E_DEADLINE_EXCEEDED when ctx ended, or the handler's. The caller runs the
 // stream; only its opening counts against the limits.
 func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (result []byte, stream Stream, err error) {
+	// The arguments are checked before the limit, so that malformed calls do not use up the rate.
 	e, verb := m.lookup(tool)
 	if verb == nil {
 		return nil, nil, manifest.E(manifest.ManifestInvalid, "the tool is not in this device's manifest")

@@ -121,6 +121,7 @@ func (s *Services) Call(ctx context.Context, _ manifest.ToolName, args []byte) (
 	size := 0
 	for i, u := range list[begin:] {
 		svc := newService(u)
+		// After one failure the others are listed without details: the time is up, or each would fail.
 		if page.Unfinished == nil && svc.readDetails(timed, conn, u.Name) != nil {
 			page.Unfinished = []string{"details"}
 		}
@@ -213,7 +214,8 @@ func (s *service) readDetails(ctx context.Context, conn systemd, unit string) er
 	return nil
 }
 
-// number returns the value of a property; 0 if it could not be read.
+// number returns the value of a property; 0 if it could not be read. The numbers of systemd have the
+// D-Bus types t, u and i.
 func number(p *dbus.Property, err error) int64 {
 	if err != nil {
 		return 0
@@ -238,7 +240,8 @@ func word(p *dbus.Property, err error) string {
 	return inspect.Text(v, maxServiceWord)
 }
 
-// Values of ExecMainCode: those of si_code for SIGCHLD (sigaction(2)).
+// Values of ExecMainCode: those of si_code for SIGCHLD (sigaction(2)), CLD_EXITED, CLD_KILLED and
+// CLD_DUMPED. 0: the main process has not ended yet.
 const (
 	exited = 1
 	killed = 2

@@ -327,6 +327,7 @@ func ofNetwork(figure func(*Network) float64) func(*Sample) (float64, bool) {
 	}
 }
 
+// hottest reads the temperature of the hottest zone.
 func hottest(s *Sample) (float64, bool) {
 	t := s.optional().Temperature
 	if t == nil {
@@ -353,6 +354,7 @@ func ofPower(flag func(*Power) *bool) func(*Sample) (float64, bool) {
 	}
 }
 
+// wearPct reads the used life of the most used eMMC. Some report only the state of their blocks.
 func wearPct(s *Sample) (float64, bool) {
 	w := s.optional().Wear
 	if w == nil || w.UsedPct == nil {

@@ -21,7 +21,9 @@ func (t cpuTimes) pctSince(earlier cpuTimes) (pct float64, ok bool) {
 // 0 or 100.
 const minTicks = 8
 
-// cpuMeter converts the kernel's counters to percentages. Its zero value is ready.
+// cpuMeter converts the kernel's counters to percentages. Its zero value is ready. Readings that are
+// less than minTicks apart are measured from the start of the window before, so that each percentage is
+// over minTicks at least.
 //
 // The first reading has no predecessor and gives the mean since boot, as top and vmstat do:
 // a second reading shortly after would mostly measure the start of this process.

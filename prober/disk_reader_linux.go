@@ -19,7 +19,8 @@ var (
 )
 
 // diskReader measures with statfs how full a filesystem is. While a call hangs it returns
-// the last value until that is older than maxAge, then an error.
+// the last value until that is older than maxAge, then an error. A sample calls request before its
+// other readings and usage after them, so that statfs runs meanwhile.
 //
 // Its methods are called from one goroutine, the sampler.
 type diskReader struct {

@@ -48,7 +48,8 @@ const (
 	maxPages = 1 << 40
 )
 
-// lowWatermarks adds up the "low" lines of a /proc/zoneinfo, in bytes.
+// lowWatermarks adds up the "low" lines of a /proc/zoneinfo, in bytes. The file has them for each zone
+// of each NUMA node, in pages.
 func lowWatermarks(path string) (sum uint64, ok bool) {
 	b, err := readLimited(path, maxZoneinfo)
 	if err != nil {

@@ -32,7 +32,7 @@ func NewMockSource(seed uint64) Source {
 }
 
 func newMockSource(seed uint64) *mockSource {
-	// The second word is an arbitrary constant.
+	// PCG has a state of two words; the second one is the same for all boards.
 	rng := rand.New(rand.NewPCG(seed, 0x6167656e7463746c))
 	boards := [...]struct {
 		cores float64

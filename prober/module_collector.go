@@ -226,6 +226,8 @@ func (c *moduleCollector) collect(at, maxAge time.Duration) *ModuleReadings {
 	if c.running == 0 {
 		return nil
 	}
+	// A module that has no new result keeps its reading until limit: most are read less often than
+	// samples are taken.
 	c.waitForResults()
 	c.latest = ModuleReadings{}
 	for m := firstOptional; m < NumModules; m++ {

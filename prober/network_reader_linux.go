@@ -39,7 +39,9 @@ func newNetworkReader(root string) *networkReader {
 	}
 }
 
-// Read sets Network from the second reading of an epoch on.
+// Read sets Network from the second reading of an epoch on. A new epoch begins when the first interface
+// that leads out of the machine appears, or the last one goes: the sum is then of other interfaces, and
+// its difference to the sum before would be no traffic.
 func (n *networkReader) Read(m *ModuleReadings) error {
 	b, err := n.dev.readAll()
 	if err != nil {

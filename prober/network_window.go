@@ -25,6 +25,7 @@ func (c netCounters) sub(earlier netCounters) netCounters {
 	return c
 }
 
+// add returns the sum of two counters.
 func (c netCounters) add(o netCounters) netCounters {
 	for i := range c {
 		c[i] += o[i]

@@ -18,6 +18,10 @@
 // statfs or a module's driver, runs in a worker goroutine.
 //
 // A failed reading is an error, never a frame of zeros.
+//
+// Prober.mu is a leaf. The sampler takes it to plan the next instant and to publish a sample, not
+// while it reads, so a reading that hangs blocks no caller. What only the sampler uses has no lock:
+// the source, the modules' workers and the counters.
 package prober
 
 import (
@@ -257,6 +261,8 @@ func (p *Prober) publish(s *Sample, err error, at time.Duration) {
 	if p.base.next <= at {
 		p.stats.Slips += p.base.skipTo(at)
 	}
+	// A watcher gets no error: its next sample may be good, and Stats counts the failure. A caller of
+	// Now waits for this one, so it gets the reason.
 	kept := p.waiters[:0]
 	for _, w := range p.waiters {
 		if w.next > at {

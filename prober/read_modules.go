@@ -79,6 +79,7 @@ func (p *Prober) startReading(m Module) bool {
 	return true
 }
 
+// endReading counts a reader of ReadModules out.
 func (p *Prober) endReading(m Module) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -110,5 +110,6 @@ func (s *Sample) checkReadings() error {
 	return nil
 }
 
-// round2 keeps two decimals: more is noise, and each costs every frame bytes.
+// round2 keeps two decimals: more is noise, and each costs every frame bytes. History stores hundredths,
+// so it loses nothing (history.values).
 func round2(v float64) float64 { return math.Round(v*100) / 100 }

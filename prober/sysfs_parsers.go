@@ -96,7 +96,7 @@ func parseTemp(b []byte, zone bool) (float64, error) {
 	return c, nil
 }
 
-// parseFlag reads 0 or 1.
+// parseFlag reads 0 or 1, as an alarm of hwmon has it.
 func parseFlag(b []byte) (bool, error) {
 	switch string(bytes.TrimRight(b, "\n")) {
 	case "0":

@@ -78,6 +78,7 @@ func (p *Prober) Now(ctx context.Context) (Sample, error) {
 		defer p.mu.Unlock()
 		return p.latest, nil
 	}
+	// An instant that is due: the sampler serves all callers that come before it wakes with one sample.
 	w := newWaiter(at, 0)
 	err := p.addWaiterLocked(w)
 	p.mu.Unlock()

@@ -6,6 +6,9 @@ import "time"
 // goroutine. Nothing can end such a call: the sampler waits for it for a bounded time and
 // receives the result later, if there is one.
 //
+//	request ──> call ──> result in the buffer ──> receive      isPending from request to receive
+//	              └─ hangs: receive returns false each time, request must not be called again
+//
 // At most one call is in progress. The goroutine does not block on results, whose buffer
 // holds one, because no request is sent while one is pending. The methods, except serve, are
 // for one goroutine: the sampler.
