@@ -18,9 +18,10 @@
 // # Goroutines
 //
 // Each handshake has one goroutine, which ends when the session has started. An idle session
-// has none after that (see transport/link). Run is the sweep: one goroutine for all nodes; a
-// second one runs the poller, a third one starts handshakes that wait. Callers of Call and
-// Subscribe wait in their own goroutines. Run waits for all of them, at most DrainTimeout.
+// has none after that (see transport/link). Run is the sweep, one goroutine for all nodes; another
+// one runs the poller, and two start handshakes that wait, one for each queue (waitingLinks). Callers
+// of Call and Subscribe wait in their own goroutines. Run waits for the handshakes and sessions, at
+// most DrainTimeout.
 //
 // # Lock order
 //
