@@ -78,7 +78,8 @@ type Client struct {
 	stdio     func(Server) []field
 	http      func(Server) []field // nil: ErrNoHTTP
 	// owned are the keys that Connect sets, or removes where the entry has no such key: those of the other
-	// kind of server. All other keys of an entry are the user's and stay.
+	// kind of server. All other keys of an entry are the user's and stay. Connect sets env too where the
+	// server has variables, but never removes it, and keeps the variables and headers that are not ours.
 	owned []string
 }
 

@@ -38,6 +38,15 @@ func gooseFields(s Server) []field {
 	return fields
 }
 
+// varFields returns variables as the fields of an object.
+func varFields(vars []EnvVar) []field {
+	fields := make([]field, len(vars))
+	for i, v := range vars {
+		fields[i] = field{v.Name, v.Value}
+	}
+	return fields
+}
+
 // keys returns the keys of an entry.
 func keys(entry []field) []string {
 	list := make([]string, len(entry))

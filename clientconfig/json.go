@@ -195,11 +195,7 @@ func (f *jsonFile) format(value any, indent string) string {
 		sep := f.eol + indent + f.unit
 		return "{" + sep + strings.Join(lines, ","+sep) + f.eol + indent + "}"
 	case []EnvVar:
-		fields := make([]field, len(v))
-		for i, e := range v {
-			fields[i] = field{e.Name, e.Value}
-		}
-		return f.format(fields, indent)
+		return f.format(varFields(v), indent)
 	case []string:
 		items := make([]string, len(v))
 		for i, s := range v {
@@ -237,7 +233,7 @@ func setJSON(data []byte, container string, entry []field, owned []string) ([]by
 	if existing == nil {
 		f.add(servers, f.unit, EntryName, entry)
 	} else {
-		changed, err := f.update(existing, entry, owned)
+		changed, err := f.update(existing, f.unit+f.unit, entry, owned)
 		if err != nil || !changed {
 			return data, err
 		}
@@ -246,8 +242,11 @@ func setJSON(data []byte, container string, entry []field, owned []string) ([]by
 }
 
 // update removes the owned keys that the entry does not have and sets those that it has. A value that is
-// equal stays as it is written. changed is false if all were.
-func (f *jsonFile) update(existing *hujson.Object, entry []field, owned []string) (changed bool, err error) {
+// equal stays as it is written. changed is false if all were. indent is that of the line with the closing
+// bracket of existing.
+//
+// Variables and headers are set one by one, since the user may have added others beside ours.
+func (f *jsonFile) update(existing *hujson.Object, indent string, entry []field, owned []string) (changed bool, err error) {
 	set := keys(entry)
 	for _, key := range owned {
 		v, err := member(existing, key)
@@ -264,14 +263,24 @@ func (f *jsonFile) update(existing *hujson.Object, entry []field, owned []string
 		if err != nil {
 			return false, err
 		}
-		text := f.format(e.value, f.unit+f.unit+f.unit) // below the root, the container and the entry
+		if vars, ok := e.value.([]EnvVar); ok && v != nil {
+			if object, ok := v.Value.(*hujson.Object); ok {
+				isChanged, err := f.update(object, indent+f.unit, varFields(vars), nil)
+				if err != nil {
+					return false, err
+				}
+				changed = changed || isChanged
+				continue
+			}
+		}
+		text := f.format(e.value, indent+f.unit)
 		want, err := hujson.Parse([]byte(text))
 		if err != nil {
 			return false, err
 		}
 		switch {
 		case v == nil:
-			f.add(existing, f.unit+f.unit, e.key, e.value)
+			f.add(existing, indent, e.key, e.value)
 		case equalJSON(*v, want):
 			continue
 		default:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -141,7 +142,11 @@ func formatTOMLValue(value any) string {
 	case []EnvVar:
 		items := make([]string, len(v))
 		for i, e := range v {
-			items[i] = e.Name + " = " + quoteTOML(e.Value)
+			name := e.Name
+			if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-") != "" {
+				name = quoteTOML(name)
+			}
+			items[i] = name + " = " + quoteTOML(e.Value)
 		}
 		return "{ " + strings.Join(items, ", ") + " }"
 	}
@@ -174,6 +179,9 @@ func quoteTOML(s string) string {
 func setTOML(data []byte, container string, entry []field, owned []string) ([]byte, error) {
 	f, err := parseTOML(data, container)
 	if err != nil {
+		return nil, err
+	}
+	if entry, err = f.withUserVars(entry); err != nil {
 		return nil, err
 	}
 	if isSet, err := f.hasEntry(entry, owned); isSet || err != nil {
@@ -211,6 +219,35 @@ func setTOML(data []byte, container string, entry []field, owned []string) ([]by
 		out.WriteString("[" + strings.Join(f.path, ".") + "]" + f.eol + f.lines(entry))
 	}
 	return f.finish(out.Bytes())
+}
+
+// withUserVars returns the entry with the variables that the user added beside ours, sorted by name before
+// them: setTOML writes a table of variables anew, as one line. A value that is not a string cannot be a
+// variable, and is not dropped silently either.
+func (f *tomlFile) withUserVars(entry []field) ([]field, error) {
+	servers, _ := f.before[f.path[0]].(map[string]any)
+	existing, _ := servers[EntryName].(map[string]any)
+	entry = slices.Clone(entry)
+	for i, e := range entry {
+		ours, ok := e.value.([]EnvVar)
+		if !ok {
+			continue
+		}
+		old, _ := existing[e.key].(map[string]any)
+		var all []EnvVar
+		for _, name := range slices.Sorted(maps.Keys(old)) {
+			text, ok := old[name].(string)
+			switch {
+			case slices.ContainsFunc(ours, func(v EnvVar) bool { return v.Name == name }):
+			case !ok:
+				return nil, fmt.Errorf("%w: %s.%s is not a string", ErrShape, e.key, name)
+			default:
+				all = append(all, EnvVar{name, text})
+			}
+		}
+		entry[i].value = append(all, ours...)
+	}
+	return entry, nil
 }
 
 // hasEntry reports whether the file has the entry already, with none of the owned keys beyond it. Setting it
