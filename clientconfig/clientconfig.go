@@ -7,8 +7,15 @@
 //	fmt.Print(f.Diff(after))
 //	err = f.Write(after) // what it held before is at f.BackupPath()
 //
-// Edits keep the rest of a file byte for byte, comments and order included. An edit that would
+// Edits keep the rest of a file byte for byte, comments and order included: it is the work of a person, and
+// some clients keep their state in it. After an edit both texts are decoded and compared; one that would
 // change the meaning of anything but the entry is refused.
+//
+// There are three formats and one way to edit each, chosen so that nothing is rewritten:
+//
+//	JSON   as a syntax tree that keeps white space and comments
+//	TOML   by whole lines, since no library writes a tree as it was read
+//	YAML   not at all: the only client that has it gets a text to paste
 //
 //	clients.go  the clients: where each has its file, and the form of its entries (entries.go)
 //	file.go     reads and writes a file safely, and shows the change
@@ -22,10 +29,12 @@ import (
 	"strings"
 )
 
-// EntryName is the name of the server in every client's file.
+// EntryName is the name of the server in every client's file. It is fixed, so that Connect and Disconnect
+// find the entry of an earlier version.
 const EntryName = "agentctl"
 
-// Server is what a client connects to: a program that it starts, or a URL.
+// Server is what a client connects to: a program that it starts, or a URL. It holds no secret, because
+// people sync the files of clients between machines and paste them into bug reports.
 type Server struct {
 	Command string   // absolute path of the program
 	Args    []string // of the program
@@ -59,13 +68,16 @@ const (
 	formatYAML // printed only
 )
 
-// field is a key of an entry. value is a string, a bool, an int, a []string or a []EnvVar.
+// field is a key of an entry. value is a string, a bool, an int, a []string or a []EnvVar, which the file has
+// as an object of strings. Fields are a slice and not a map, so that each client gets the order that its
+// documentation shows.
 type field struct {
 	key   string
 	value any
 }
 
-// Client is an MCP client whose file is known.
+// Client is an MCP client whose file is known. Its methods do not change it, and touch no file: they turn the
+// content of one into the next. File reads and writes.
 type Client struct {
 	Name     string // as typed on the command line
 	Title    string // as its makers write it
@@ -73,17 +85,17 @@ type Client struct {
 	Restart  string // what makes the client read the file, for people
 
 	format    format
-	container string // the key that holds all servers
-	path      func(System) string
-	stdio     func(Server) []field
-	http      func(Server) []field // nil: ErrNoHTTP
+	container string               // the key of the root that holds all servers by name
+	path      func(System) string  // of the user's file, not of a project's
+	stdio     func(Server) []field // the entry of a program
+	http      func(Server) []field // the entry of a URL; nil: ErrNoHTTP
 	// owned are the keys that Connect sets, or removes where the entry has no such key: those of the other
 	// kind of server. All other keys of an entry are the user's and stay. Connect sets env too where the
 	// server has variables, but never removes it, and keeps the variables and headers that are not ours.
 	owned []string
 }
 
-// UnknownError reports a name that is not one of a client.
+// UnknownError reports a name that is not one of a client. Its text lists the names there are.
 type UnknownError struct{ Name string }
 
 func (e *UnknownError) Error() string {
@@ -110,7 +122,8 @@ func Names(writable bool) []string {
 }
 
 // Path returns where the client of a user has its file, whether it exists or not. An error
-// reports a system that names no home directory.
+// reports a system that names no home directory, where a relative path would be written into the
+// working directory.
 func (c *Client) Path(s System) (string, error) {
 	if s.Home == "" {
 		return "", errors.New("the environment names no home directory")
@@ -129,7 +142,8 @@ func (c *Client) entry(s Server) ([]field, error) {
 	return c.http(s), nil
 }
 
-// Snippet returns a file that has nothing but the entry.
+// Snippet returns a file that has nothing but the entry, to be pasted into the client's file by hand. It is
+// made by the code of Connect, so that both have the same form.
 func (c *Client) Snippet(s Server) ([]byte, error) {
 	entry, err := c.entry(s)
 	if err != nil {

@@ -6,20 +6,24 @@ import (
 	"runtime"
 )
 
-// System is what the places of files depend on.
+// System is what the places of files depend on. It is a value, so that tests of one system check the places
+// of all.
 type System struct {
 	OS     string // runtime.GOOS
 	Home   string
 	Getenv func(string) string
 }
 
-// ThisSystem returns the system of this process.
+// ThisSystem returns the system of this process. Home is "" if the environment has none, as that of a service
+// may: Path reports it.
 func ThisSystem() System {
 	home, _ := os.UserHomeDir()
 	return System{OS: runtime.GOOS, Home: home, Getenv: os.Getenv}
 }
 
 // env returns the path in an environment variable if it is absolute, else a path below the home directory.
+// The XDG specification says to ignore a relative path; with it the file would depend on where the client
+// was started.
 func (s System) env(name string, below ...string) string {
 	if d := s.Getenv(name); filepath.IsAbs(d) {
 		return d
@@ -64,6 +68,15 @@ const mcpServers = "mcpServers"
 
 // clients lists the clients in the order in which they are shown. The files and their forms are
 // those of the clients' documentation; docs/clients.md names the pages.
+//
+// A row without Writable is a client whose file agentctl only describes: mcp config prints its entry. A row
+// without http is one that cannot take a header from its environment. Rows differ in more than the path:
+//
+//	type          Claude Code and VS Code tell a program from a URL by it; the others by the keys
+//	the URL       url, httpUrl (Gemini CLI) or serverUrl (Windsurf)
+//	a variable    ${NAME} or ${env:NAME}; Codex has a key for the name of the variable
+//
+// A new client is a row, golden files (TestSnippets) and a row in docs/clients.md.
 var clients = []*Client{
 	{
 		Name: "claude-code", Title: "Claude Code", Writable: true, Restart: "start a new session",

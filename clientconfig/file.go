@@ -15,10 +15,11 @@ import (
 	"agentctl/atomicfile"
 )
 
-// maxFile bounds a client's file, bytes. Claude Code keeps its history in the same file.
+// maxFile bounds a client's file, bytes. Claude Code keeps its history in the same file, which therefore
+// grows; a file is in memory a few times during an edit: its text, its tree and its decoded content.
 const maxFile = 16 << 20
 
-// backupSuffix is what the name of a backup ends in.
+// backupSuffix is what the name of a backup ends in. There is one backup: the next Write replaces it.
 const backupSuffix = ".agentctl-backup"
 
 // Reasons of a FileError beyond those of the file system and of edits.
@@ -29,10 +30,12 @@ var (
 	ErrChanged    = errors.New("another program changed the file meanwhile")
 )
 
-// FileError reports a file that was not read or not written. The file is as it was.
+// FileError reports a file that was not read or not written. The file is as it was, unless the disk failed
+// after the rename, while its directory was synced. Path is the one that the caller gave, also where a
+// symbolic link leads elsewhere: a person knows that one.
 type FileError struct {
 	Path string
-	Err  error
+	Err  error // one of the above, ErrSyntax or ErrShape, or an error of the file system
 }
 
 func (e *FileError) Error() string { return e.Path + ": " + e.Err.Error() }
@@ -40,17 +43,20 @@ func (e *FileError) Error() string { return e.Path + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }
 
-// File is a client's file as it was read.
+// File is a client's file as it was read. It keeps nothing open and locks nothing: clients know no lock of
+// ours, so Write compares the content instead.
 type File struct {
 	Path  string // as given
 	Data  []byte // nil: there is none yet
-	IsNew bool
+	IsNew bool   // there was no file at Path when it was read
 
-	target string // Path with its symbolic links followed
-	mode   fs.FileMode
+	target string      // Path with its symbolic links followed
+	mode   fs.FileMode // the permission bits, which Write keeps
 }
 
-// Read reads a file that may not exist. A symbolic link is followed, so that it stays one.
+// Read reads a file that may not exist. A symbolic link is followed, so that it stays one: people keep their
+// settings in a repository and link to them. A link that leads nowhere is an error and not a new file, because
+// the place that it names may be a disk that is not mounted.
 func Read(path string) (*File, error) {
 	f := &File{Path: path, target: path, mode: 0o600}
 	link, err := os.Lstat(path)
@@ -108,6 +114,9 @@ func (f *File) Write(data []byte) error {
 	return nil
 }
 
+// write replaces the file in an order that loses nothing: check, backup, rename. Between the check and the
+// rename another program can still write the file, and its change is lost; the window is that of writing two
+// files. A failure after the backup leaves the file as it was and the backup equal to it.
 func (f *File) write(data []byte) error {
 	if f.IsNew { // a file that appears meanwhile is not replaced
 		if err := os.MkdirAll(filepath.Dir(f.target), 0o700); err != nil {
@@ -135,10 +144,11 @@ func (f *File) write(data []byte) error {
 	return atomicfile.ReplaceMode(f.target, data, f.mode)
 }
 
-// maxDiffLine bounds a line of a diff, characters: some clients keep whole conversations on one.
+// maxDiffLine bounds a line of a diff in characters: some clients keep whole conversations on one line.
 const maxDiffLine = 160
 
-// Diff returns the change to data in the unified format; "" for none. Long lines are cut.
+// Diff returns the change to data in the unified format; "" for none. Long lines are cut. It is for people:
+// line ends of Windows are not shown. The caller replaces what could control a terminal.
 func (f *File) Diff(data []byte) string {
 	// The diff needs lines that end in \n only.
 	lf := func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("\r\n"), []byte("\n")) }

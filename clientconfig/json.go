@@ -12,8 +12,8 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// maxDepth bounds how deep brackets nest in a file. The parser uses the stack, which must not
-// grow to its limit on a damaged file.
+// maxDepth bounds how deep brackets nest in a file. The parser is recursive, and a goroutine whose stack
+// reaches its limit ends the process: recover does not help.
 const maxDepth = 10000
 
 var bom = []byte("\xef\xbb\xbf") // a byte order mark, which some Windows editors write
@@ -211,7 +211,8 @@ func (f *jsonFile) format(value any, indent string) string {
 }
 
 // setJSON returns data with an entry in the container. Owned keys that the entry does not have
-// are removed from an entry that is there.
+// are removed from an entry that is there: a url beside a command would leave it to the client which one
+// counts. A missing container is added at the end of the root.
 func setJSON(data []byte, container string, entry []field, owned []string) ([]byte, error) {
 	f, err := parseJSON(data)
 	if err != nil {
@@ -337,7 +338,7 @@ func remove(obj *hujson.Object, key string) {
 	}
 }
 
-// isBlank reports whether there is no comment.
+// isBlank reports whether there is no comment: an Extra holds white space and comments only.
 func isBlank(extra hujson.Extra) bool { return len(bytes.TrimSpace(extra)) == 0 }
 
 // removeJSON returns data without the entry. A container that is empty then is removed too,
@@ -361,7 +362,8 @@ func removeJSON(data []byte, container string) ([]byte, error) {
 	return f.finish(container)
 }
 
-// finish returns the edited text, after a check that nothing but the entry has changed.
+// finish returns the edited text, after a check that nothing but the entry has changed. The text is parsed
+// again for that: what counts is what the client will read, not the tree that was edited.
 func (f *jsonFile) finish(container string) ([]byte, error) {
 	text := f.root.Pack()
 	again, err := hujson.Parse(text)
@@ -379,7 +381,7 @@ func (f *jsonFile) finish(container string) ([]byte, error) {
 }
 
 // without returns the content of a file without our entry, and without a container that is
-// empty then.
+// empty then: Connect may add both, and Disconnect remove both. It changes the maps that it gets.
 func without(content any, container string) any {
 	root, ok := content.(map[string]any)
 	if !ok {

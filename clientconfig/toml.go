@@ -20,7 +20,8 @@ type expr struct {
 }
 
 // scanTOML lists the expressions of a file in their order, with the lines that each takes. Comments and
-// blank lines belong to none.
+// blank lines belong to none. It needs the parser: a string of several lines may have a line that looks like
+// the header of a table, and an array may have a comment with a bracket.
 func scanTOML(data []byte) ([]expr, error) {
 	var p unstable.Parser
 	p.Reset(data)
@@ -72,6 +73,8 @@ type tomlFile struct {
 }
 
 // parseTOML parses a file and refuses one whose entry is not in the form that edits of lines can handle.
+// The file is parsed twice: toml.Unmarshal finds what is wrong with the meaning, such as a key that is given
+// twice, and names the line; scanTOML finds the places.
 func parseTOML(data []byte, container string) (*tomlFile, error) {
 	f := &tomlFile{data: data, eol: "\n", path: []string{container, EntryName}}
 	if bytes.Contains(data, []byte("\r\n")) {
@@ -107,7 +110,8 @@ func parseTOML(data []byte, container string) (*tomlFile, error) {
 	return f, nil
 }
 
-// isEntry reports whether an expression belongs to the entry, its subtables included.
+// isEntry reports whether an expression belongs to the entry, its subtables included. It looks at the table
+// only: parseTOML has refused entries that are written as a key.
 func (f *tomlFile) isEntry(e expr) bool {
 	return len(e.table) >= 2 && slices.Equal(e.table[:2], f.path)
 }
@@ -120,7 +124,8 @@ func (f *tomlFile) entryKey(e expr) string {
 	return ""
 }
 
-// lines are the lines of an entry below its table header.
+// lines are the lines of an entry below its table header, each with a line end. Every field is one line, env
+// as an inline table: a subtable would have to be below all other keys of the entry.
 func (f *tomlFile) lines(entry []field) string {
 	var b strings.Builder
 	for _, e := range entry {
@@ -153,7 +158,8 @@ func formatTOMLValue(value any) string {
 	return quoteTOML(value.(string))
 }
 
-// quoteTOML returns a literal string where that is possible: paths of Windows have backslashes.
+// quoteTOML returns a basic string, or a literal one for a text with backslashes, such as a path of Windows:
+// a basic string would have each of them twice.
 func quoteTOML(s string) string {
 	isControl := func(r rune) bool { return r < ' ' || r == 0x7f }
 	if strings.Contains(s, `\`) && !strings.ContainsAny(s, "'") && !strings.ContainsFunc(s, isControl) {
@@ -282,7 +288,8 @@ func equalTOML(a, b any) bool {
 	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
-// removeTOML is removeJSON for TOML. A blank line above a table of the entry goes with it.
+// removeTOML is removeJSON for TOML. A blank line above a table of the entry goes with it, since setTOML adds
+// one. A separate table [mcp_servers] stays: setTOML does not write one, so the user has.
 func removeTOML(data []byte, container string) ([]byte, error) {
 	f, err := parseTOML(data, container)
 	if err != nil {
@@ -316,7 +323,8 @@ func startOf(data []byte, e expr) int {
 	return e.start
 }
 
-// finish returns the edited text, after a check that nothing but the entry has changed.
+// finish returns the edited text, after a check that nothing but the entry has changed. The check does not
+// trust the edit: what it refuses is a fault of this package, and the user's file stays as it is.
 func (f *tomlFile) finish(text []byte) ([]byte, error) {
 	var after map[string]any
 	if err := toml.Unmarshal(text, &after); err != nil {

@@ -6,7 +6,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// yamlSnippet returns a YAML file that has nothing but the entry.
+// yamlSnippet returns a YAML file that has nothing but the entry. It builds nodes, because the encoder sorts
+// the keys of a map, and the entry keeps the order of its documentation.
 func yamlSnippet(container string, entry []field) ([]byte, error) {
 	fields := &yaml.Node{Kind: yaml.MappingNode}
 	for _, f := range entry {
