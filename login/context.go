@@ -16,22 +16,29 @@ import (
 )
 
 // Times of refreshes.
+//
+// refreshAt leaves 24 minutes of an hour for attempts while the relay is away. A token is refreshed only
+// when it is asked for, so one that nobody used for an hour is refreshed after its end, which the key allows.
+// lockPoll is short, because people wait for commands.
 const (
 	refreshAt    = 0.6              // of a token's life, by this machine's clock
 	defaultLife  = time.Hour        // of a token that does not say it
 	retryRefresh = 10 * time.Second // after a failure that may pass, while the token still serves
 	lockPoll     = 50 * time.Millisecond
-	maxLockWait  = 45 * time.Second // longer than one refresh may take
+	maxLockWait  = 45 * time.Second // longer than one refresh may take (30 s in package enroll)
 )
 
 // Context is an opened context. It may be used concurrently.
+//
+// Its relay, pin and TLS configuration are those of the file when it was opened. A refresh that finds
+// another relay in the file fails: a token must not go to a relay that the caller did not open.
 type Context struct {
 	store Store
 	name  string
 	tls   *tls.Config
 	relay string
 
-	refresh func(context.Context, enroll.RefreshOptions) (*enrollment.TokenAnswer, error)
+	refresh func(context.Context, enroll.RefreshOptions) (*enrollment.TokenAnswer, error) // enroll.Client.Refresh
 
 	mu      sync.Mutex // protects the fields below; held during a refresh, so that there is one at a time
 	cred    credential // its token may be newer than the one on the disk
@@ -52,12 +59,14 @@ func (e *RefreshError) Error() string {
 // Unwrap returns the cause.
 func (e *RefreshError) Unwrap() error { return e.Err }
 
-// Temporary implements the interface that package client looks for.
+// Temporary implements the interface that package client looks for. Only what a new invite alone repairs is
+// final: a refusal of the key or of the generation, and a damaged file.
 func (e *RefreshError) Temporary() bool {
 	return !enroll.IsFinal(e.Err) && !errors.Is(e.Err, ErrDamaged)
 }
 
-// Open opens a context; name "" is the current one. Its errors are ErrNoContext and FileError.
+// Open opens a context; name "" is the current one. It reads files and sends nothing. Its errors are
+// ErrNoContext, FileError, that of a name that no context can have, and that of the authority's file.
 func (s Store) Open(name string) (*Context, error) {
 	if name == "" {
 		current, err := s.Current()
@@ -102,6 +111,9 @@ func (c *Context) TLS() *tls.Config { return c.tls.Clone() }
 // the clocks of the two may differ by any amount. While a refresh fails for a passing reason
 // the present token is returned, since it may still be valid; so a relay that is away is
 // reported by the request itself.
+//
+// Calls of one Context wait for a refresh that is under way, and their ctx does not end that wait: the
+// refresh is bounded by maxLockWait and the timeout of package enroll.
 func (c *Context) Token(ctx context.Context, refused string) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,7 +137,8 @@ func (c *Context) Token(ctx context.Context, refused string) (string, error) {
 	return c.cred.Token, nil
 }
 
-// isDue reports whether a token should be refreshed. A clock that was set back makes it due.
+// isDue reports whether a token should be refreshed. A clock that was set back makes it due: the age is not
+// known then, and a refresh too many costs one request.
 func (c *credential) isDue(now time.Time) bool {
 	age := now.UnixMilli() - c.ReceivedMS
 	return age < 0 || age > int64(refreshAt*float64(c.life().Milliseconds()))
@@ -140,6 +153,10 @@ func (c *credential) life() time.Duration { return cmp.Or(enroll.TokenLife(c.Tok
 // What is sent is always what the disk has. That a token cannot be stored, on a full disk, is
 // therefore no error: the next refresh has the same generation and request id, and the relay
 // answers it with the same generation.
+//
+// A token on the disk that differs from the one in memory is another process's, and is taken if its
+// generation is not older. This also ends the case in which several processes were refused the same token:
+// the first refreshes, the others find its result.
 func (c *Context) refreshStored(ctx context.Context, isRefused bool) error {
 	path := c.store.path(c.name)
 	release, err := lockFile(ctx, path)

@@ -15,6 +15,9 @@ import (
 // lockFile takes the lock of a file that others replace: it belongs to the file that has the
 // name now, not to one that was replaced while this process waited. The wait is polled, because
 // flock does not end with a context.
+//
+// flock(2) locks the open file and not the name, so a replacement under the lock gives the next process a
+// file without one; isReplaced finds that out. The kernel releases the lock of a process that dies.
 func lockFile(ctx context.Context, path string) (release func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxLockWait)
 	defer cancel()

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// lockFile takes the lock of a context's file. The lock is on a file beside it, which is never
-// replaced: on Windows a file that is open cannot be. It remains, empty.
+// lockFile takes the lock of a context's file. The lock is on a file beside it, because on Windows a file
+// that is open cannot be replaced. That file remains, empty: to remove it would race with the next process.
+// Windows releases the lock of a process that dies.
 func lockFile(ctx context.Context, path string) (release func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, maxLockWait)
 	defer cancel()

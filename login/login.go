@@ -9,6 +9,22 @@
 // A context is a file of mode 0600 with the relay's URL and pin, an Ed25519 key and the token
 // that was made with it last. The key is the identity. Tokens live for an hour; Token refreshes
 // them with the key, under a lock, because several processes share a context.
+//
+//	login.go     Login: a code for an identity
+//	context.go   Context: the token of an identity, refreshed when it is due
+//	store.go     the files of a directory
+//	lock_*.go    the lock between processes
+//
+// The files of Store.Dir:
+//
+//	NAME.json        a context
+//	NAME.pending     the key of a login that has not ended; a secret like the one of a context
+//	NAME.json.lock   empty, on Windows only
+//	current          the name of the current context
+//
+// Boards do the same with package transport/enroll, whose client is used here too. They differ in that
+// a board's daemon is the only process that refreshes its token, and refreshes it before it is needed; here
+// many short processes share one, and refresh it when they need it.
 package login
 
 import (
@@ -76,7 +92,8 @@ var (
 	ErrOpen    = errors.New("other users can read this file, which holds a key")
 )
 
-// pending is the content of a pending file.
+// pending is the content of a pending file. The relay and the hash of the code say which login the key is
+// for: with another code or relay it would be a second identity with one key.
 type pending struct {
 	Relay      string `json:"relay"`
 	CodeSHA256 string `json:"code_sha256"`
@@ -122,7 +139,8 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	if client.TLS, err = config.ClientTLS(o.CAFile, o.CASHA256); err != nil {
 		return nil, "", err
 	}
-	// A refresh by another process must not put the old identity back.
+	// A refresh by another process must not put the old identity back. A context that does not exist has no
+	// file to lock: of two logins that make it at the same time the later one wins.
 	release, err := lockFile(ctx, s.path(name))
 	switch {
 	case err == nil:
@@ -130,6 +148,7 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, "", err
 	}
+	// An error of load is left out: a login is how a damaged context is replaced.
 	old, err := s.load(name)
 	if err == nil && old.Relay != base {
 		return nil, "", &OtherRelayError{name, old.Relay}
@@ -175,7 +194,8 @@ func (s Store) Login(ctx context.Context, o Options) (_ *Info, before string, er
 }
 
 // isCodeRefused reports a refusal that says that the key of the login has no identity: a key that
-// has one gets it again. Another error may be that of an answer that was lost.
+// has one gets it again. Another error may be that of an answer that was lost, after which only the
+// stored key gets the identity that the relay has made.
 func isCodeRefused(err error) bool {
 	var e *enroll.Error
 	return errors.As(err, &e) && e.Kind == enroll.Refused && slices.Contains([]string{
@@ -202,8 +222,8 @@ func (s Store) keyFor(name, relay, codeSHA256 string, old *credential) (ed25519.
 	return key, save(path, &pending{relay, codeSHA256, enrollment.EncodePrivateKey(key)})
 }
 
-// instanceID identifies this login in the enrollment. It follows from the key, so that a repeat
-// has the same one.
+// instanceID identifies this login in the enrollment: 128 bits in hex, as a board has it. It follows from
+// the key, so that a repeat has the same one.
 func instanceID(key ed25519.PrivateKey) string {
 	sum := sha256.Sum256(key.Public().(ed25519.PublicKey))
 	return hex.EncodeToString(sum[:16])

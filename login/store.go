@@ -20,7 +20,7 @@ import (
 	"agentctl/transport/pin"
 )
 
-// maxFile bounds a file of this package, bytes. A token has at most 4 KiB.
+// maxFile bounds a file of this package, bytes. A token has at most 4 KiB; a larger file is another program's.
 const maxFile = 16 << 10
 
 // credential is the content of a context's file.
@@ -42,7 +42,8 @@ type credential struct {
 	CodeSHA256  string `json:"code_sha256,omitempty"` // of the login: the same line again is a repeat
 }
 
-// Store is a directory of contexts. Its methods may be called by several processes at once.
+// Store is a directory of contexts. Its methods may be called by several processes at once. It has no state
+// in memory: each method reads the files again.
 type Store struct{ Dir string }
 
 // Info describes a context to a person. It holds no secret.
@@ -59,7 +60,8 @@ type Info struct {
 
 var nameRE = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,63}$`)
 
-// CheckName checks the name of a context, which becomes a file name.
+// CheckName checks the name of a context, which becomes a file name: no separator, no leading dot, and no
+// capital letters, which some file systems do not distinguish.
 func CheckName(name string) error {
 	if !nameRE.MatchString(name) {
 		return fmt.Errorf("not a name of a context: %.70q (1 to 64 lower case letters, digits, hyphens, dots and underscores)", name)
@@ -84,7 +86,8 @@ func (s Store) Names() ([]string, error) {
 	return names, err
 }
 
-// Current returns the name of the current context, "" for none.
+// Current returns the name of the current context, "" for none. A name whose context was removed, by hand or
+// by a Remove that was interrupted, counts as none.
 func (s Store) Current() (string, error) {
 	b, err := os.ReadFile(filepath.Join(s.Dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +127,8 @@ func (s Store) Check(name string) error {
 }
 
 // Remove removes a context and its key. The identity at the relay remains until it is revoked
-// there.
+// there. The choice of the current context is removed first: what an interruption leaves is a context that
+// is not current, and not a current one that does not exist. A pending key of the name stays.
 func (s Store) Remove(name string) error {
 	if err := s.Check(name); err != nil {
 		return err
@@ -194,7 +198,8 @@ func (s Store) load(name string) (*credential, error) {
 	return &c, nil
 }
 
-// readPrivate reads a file that only its owner may read.
+// readPrivate reads a file that only its owner may read. Lstat refuses a symbolic link, which could lead to
+// a file of another user in a directory that others may write.
 func readPrivate(path string) ([]byte, error) {
 	info, err := os.Lstat(path)
 	switch {
