@@ -40,6 +40,10 @@ func addCompletion(c *cobra.Command) {
 			c.ValidArgsFunction = cli.CompleteNodeTags
 		case strings.Contains(c.Use, " NODE"):
 			c.ValidArgsFunction = cli.CompleteNodes
+		case strings.HasSuffix(c.Use, " FILE"), strings.HasSuffix(c.Use, " [FILE]"):
+			c.ValidArgsFunction = firstOnly(cobra.ShellCompDirectiveDefault)
+		case strings.HasSuffix(c.Use, " DIR"), strings.HasSuffix(c.Use, " BACKUP"):
+			c.ValidArgsFunction = firstOnly(cobra.ShellCompDirectiveFilterDirs)
 		default:
 			c.ValidArgsFunction = cobra.NoFileCompletions
 		}
@@ -49,9 +53,20 @@ func addCompletion(c *cobra.Command) {
 	}
 }
 
-// completeFlag completes the value of a flag; nil leaves it to the shell, which knows files. Flags of one
-// name mean the same in every command, so the name is enough. Where a flag has a fixed set of values, the
-// list here repeats it: completion only proposes, and the command checks.
+// firstOnly completes the first argument of a command as directive says, and the others to nothing.
+func firstOnly(directive cobra.ShellCompDirective) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return nil, directive
+	}
+}
+
+// completeFlag completes the value of a flag; nil leaves it to the shell, which knows files. The name of the
+// flag is enough: those that are listed here take the same kind of value in all commands that have them.
+// A fixed set of values is repeated here, since completion only proposes and the command checks. Files and
+// directories are found by the name of the value in the usage text.
 func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	words := func(w ...string) cobra.CompletionFunc {
 		return cobra.FixedCompletions(w, cobra.ShellCompDirectiveNoFileComp)
@@ -77,9 +92,11 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 		return words("debug", "info", "warn", "error")
 	case name == "class":
 		return words("agent", "device", "enroll", "tenant-admin", "operator", "admin")
-	case strings.HasSuffix(name, "-dir"):
+	}
+	switch value, _ := pflag.UnquoteUsage(f); value {
+	case "DIR":
 		return cobra.FixedCompletions(nil, cobra.ShellCompDirectiveFilterDirs)
-	case strings.HasSuffix(name, "-file"), slices.Contains([]string{"socket", "config", "tls-cert", "tls-key"}, name):
+	case "FILE", "PATH":
 		return nil
 	}
 	return cobra.NoFileCompletions

@@ -2,15 +2,25 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/spf13/cobra"
 )
 
 // complete returns the completions that the shell gets for these words.
 func complete(t *testing.T, words ...string) string {
+	t.Helper()
+	candidates, _ := completeWords(t, words...)
+	return candidates
+}
+
+// completeWords returns the completions and the directive that the shell gets for these words.
+func completeWords(t *testing.T, words ...string) (candidates, directive string) {
 	t.Helper()
 	if words = append([]string{"__complete"}, words...); !completing(append([]string{"agentctl"}, words...)) {
 		t.Error("this is no completion")
@@ -25,7 +35,30 @@ func complete(t *testing.T, words ...string) string {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	return strings.Join(lines[:len(lines)-1], " ") // without the directive
+	last := len(lines) - 1
+	return strings.Join(lines[:last], " "), lines[last]
+}
+
+// Files and directories are left to the shell, wherever a command takes one.
+func TestCompletionOfFiles(t *testing.T) {
+	files, dirs, none := cobra.ShellCompDirectiveDefault, cobra.ShellCompDirectiveFilterDirs, cobra.ShellCompDirectiveNoFileComp
+	for _, tt := range []struct {
+		words []string
+		want  cobra.ShellCompDirective
+	}{
+		{[]string{"status", "--socket", ""}, files},
+		{[]string{"run", "--disk-path", ""}, files},
+		{[]string{"run", "--state-dir", ""}, dirs},
+		{[]string{"ls", "--token-file", ""}, files},
+		{[]string{"config", "validate", ""}, files},
+		{[]string{"config", "validate", "a.yaml", ""}, none},
+		{[]string{"config", "set", "name", ""}, none},
+		{[]string{"burst", "--interval", ""}, none},
+	} {
+		if got, directive := completeWords(t, tt.words...); got != "" || directive != fmt.Sprintf(":%d", tt.want) {
+			t.Errorf("%q: got %q and directive %s, want :%d", tt.words, got, directive, tt.want)
+		}
+	}
 }
 
 // completionTest is a command line and the candidates for its last word.
