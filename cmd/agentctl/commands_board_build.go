@@ -9,9 +9,9 @@ import (
 	"agentctl/cmd/internal/eventscmd"
 )
 
-// addRelayCommands adds what the board build has of a relay: the events of a gateway. In place of each
-// other command is a hidden one that names the package to install. A command that is new in the full build
-// needs its name in this list.
+// addRelayCommands adds the commands for the events of a gateway. In place of each other command of the full
+// build is a hidden one that names the package to install. A command that is added to the full build needs
+// its name in this list.
 func addRelayCommands(root *cobra.Command) {
 	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
 		root.AddCommand(notHere(name))
@@ -20,8 +20,8 @@ func addRelayCommands(root *cobra.Command) {
 }
 
 // notHere makes a hidden command that fails, and says where the real one is. It accepts all flags, so that
-// the answer is the same for every line that works in the full build. The exit code is 1, not that of a wrong
-// line (2): the line is right, and the package is missing.
+// each line that works in the full build gets the same answer. The exit code is 1 and not 2 (usage): the line
+// is right, and the package is missing.
 func notHere(name string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,

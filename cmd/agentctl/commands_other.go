@@ -27,8 +27,8 @@ func addRelayCommands(root *cobra.Command) {
 	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), mcpcmd.New(), clientcmd.NewVerify(), events)
 }
 
-// onlyOnLinux makes a hidden command that fails, and says on which machine it works: next. The exit code is
-// that of usage, since nothing on this machine could make the line work.
+// onlyOnLinux makes a hidden command that fails; next says on which machine it works. The exit code is that
+// of usage, since nothing that is installed on this machine could make the line work.
 func onlyOnLinux(name, next string) *cobra.Command {
 	return &cobra.Command{
 		Use:                name,

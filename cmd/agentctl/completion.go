@@ -12,18 +12,17 @@ import (
 )
 
 // completing reports whether a shell asks for completions. Other starts skip addCompletion,
-// which takes a tenth of a millisecond. Both of cobra's commands for it begin with the same word, with and
-// without descriptions.
+// which takes a tenth of a millisecond. cobra has two commands for it, __complete and __completeNoDesc.
 func completing(args []string) bool {
 	return len(args) > 1 && strings.HasPrefix(args[1], cobra.ShellCompRequestCmd)
 }
 
-// addCompletion says what flags and arguments may be, in c and below. What cannot be found
-// out is left out without an error: the shell would print it into the command line.
+// addCompletion adds functions that complete flags and arguments, to c and below. A function that cannot
+// find out its candidates returns none and no error: the shell would print it into the command line.
 //
-// It goes by the names of flags and by the words in Use, not by a table of commands, so that a new command
-// with NODE in its Use is completed without a line here. A command that has its own functions keeps them.
-// Everything else completes to nothing: cobra's default would be file names.
+// Except for call and start it goes by the names of flags and the words in Use, so that a new command
+// with NODE in its Use needs no line here. Functions that a command has set itself stay. Arguments of other
+// commands complete to nothing, where cobra's default would be file names.
 func addCompletion(c *cobra.Command) {
 	c.Flags().VisitAll(func(f *pflag.Flag) {
 		if fn := completeFlag(f); fn != nil {
@@ -102,8 +101,8 @@ func completeFlag(f *pflag.Flag) cobra.CompletionFunc {
 	return cobra.NoFileCompletions
 }
 
-// outputFormats returns the formats that the text of a flag -o names, in its order. The text is where every
-// command has them, whatever the type of its flag.
+// outputFormats returns the formats that the usage text of a flag -o names, in its order. Commands differ in
+// the formats they have, and the text is where all of them name theirs.
 func outputFormats(usage string) []string {
 	var out []string
 	for _, word := range strings.FieldsFunc(usage, func(r rune) bool { return r < 'a' || r > 'z' }) {
@@ -114,8 +113,8 @@ func outputFormats(usage string) []string {
 	return out
 }
 
-// completeModules completes the last name of a list with commas. A candidate is the whole word, since that is
-// what a shell replaces, and has no space behind it, because another name may follow.
+// completeModules completes the last name of a list with commas. A candidate is the whole word, since a shell
+// replaces that, and is not followed by a space, because a comma may come next.
 func completeModules(_ *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 	before := word[:strings.LastIndexByte(word, ',')+1]
 	var out []string

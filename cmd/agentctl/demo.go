@@ -28,15 +28,15 @@ import (
 
 // demoFlags are the flags of demo.
 type demoFlags struct {
-	listen string        // has the relay's default
+	listen string        // default: that of 'agentctl relay'
 	limit  time.Duration // 0: until Ctrl-C
 	out    cli.Output
 }
 
 // newDemo returns the command demo. It needs no root, no configuration and no network but loopback. If
-// the default port is taken it uses a free one; an address that was typed is used or refused. With -o the
-// only output is one line of JSON, which is valid in each of the formats, with the addresses and the
-// token: for a script that then uses the demo until it ends it.
+// the default port is taken it uses a free one; an address that was typed is used or refused. With -o, in
+// any format, the only output is one line of JSON with the addresses and the token (JSON is valid YAML
+// too): a script reads it, uses the demo, and ends it with a signal.
 func newDemo() *cobra.Command {
 	var f demoFlags
 	c := &cobra.Command{
@@ -88,8 +88,8 @@ func (f *demoFlags) run(cmd *cobra.Command) error {
 	return f.explain(err)
 }
 
-// explain gives an error of demo.Run its exit code and the next step. The errors of the relay are those of
-// 'agentctl relay', whose flag --listen the demo has too.
+// explain gives an error of demo.Run its exit code and the next step. Errors of the relay get those of
+// 'agentctl relay', since --listen means the same here.
 func (f *demoFlags) explain(err error) error {
 	switch {
 	case errors.Is(err, demo.ErrNotLoopback):
@@ -107,9 +107,8 @@ func (f *demoFlags) explain(err error) error {
 }
 
 // showDemo prints how to reach the demo, then the metrics of this machine until ctx ends. The echo comes
-// before the instructions: it proves that a call crosses MCP, relay and link.
-// It shows what a first reader tries next: an MCP client, the stream, the events and the
-// commands, each with the token and the address of this demo.
+// first: it proves that a call crosses MCP, relay and link. Then comes what a first reader tries next, ready
+// to be pasted: an MCP client, the stream, the events and the commands.
 func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 	fmt.Fprintf(w, "agentctl demo: a relay and %d boards on this machine, over real links\n\n", len(d.Nodes))
 	for _, dn := range d.Nodes {
@@ -145,7 +144,8 @@ func showDemo(ctx context.Context, w io.Writer, d *demo.Demo) error {
 }
 
 // demoText is what showDemo prints between the list of boards and the live metrics. Words in braces are
-// replaced. Only the MCP entry has the token in it, which clients store; the commands read it from its file.
+// replaced. The commands read the token from its file, so that it is not in a shell's history; the MCP entry
+// contains it, because a client cannot do that.
 const demoText = `
 Paste into an MCP client (while this demo runs):
 

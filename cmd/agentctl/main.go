@@ -2,27 +2,21 @@
 // that the boards connect to, and the commands that a person types on either.
 //
 // This package makes the tree of commands and runs it. The commands are in packages below
-// cmd/internal, one for each group; here are those that compose a whole process of both wings
-// (relay, demo), version, and the completion of flags. A file commands_*.go fills the tree where
-// commands are missing: in the board build, and on other systems than Linux.
+// cmd/internal, one for each group; here are those that compose a whole process (relay, demo), version,
+// and the completion of flags and arguments.
 //
-// # Builds
-//
-// Three sets of files have one addRelayCommands each:
+// There are three builds. Each has a function addRelayCommands:
 //
 //	relay.go                    the full build, on Linux
 //	commands_board_build.go     Linux with -tags agentctl_omit_relay: the daemon and the clients, without
 //	                            the relay and what it links
 //	commands_other.go           other systems: the clients, and the commands that call a relay
 //
-// A command that a build lacks is in its tree all the same, hidden, and says where it is. So a line of the
-// documents fails with an answer everywhere, and not as an unknown command.
+// In place of a command that a build lacks it has a hidden one, which fails and says where the real one is:
+// a line that was copied from the documents gets that answer and not "unknown command".
 //
-// # Life of a command line
-//
-// newRoot makes all commands, since cobra needs the tree to parse the line. cobra finds the command and
-// calls its RunE, which returns an error. cli.Explain makes an exit code and a text of the error, and run
-// prints it on stderr behind "agentctl: ". For a usage error it adds how to get help.
+// A command returns a typed error. cli.Explain turns it into an exit code and a text, and run prints the text
+// on stderr after "agentctl: ", with a hint at --help for a usage error.
 package main
 
 import (
@@ -47,8 +41,8 @@ import (
 func main() { os.Exit(run()) }
 
 // run runs the command line and returns the exit code. SIGINT and SIGTERM end the context of the
-// command, so that it can stop what it has started. Each command must therefore watch its context: a
-// second signal ends nothing more. SIGHUP ends the process, unless the command handles it.
+// command, so that it can stop what it has started. A command that ignored its context could only be
+// killed: a second signal does nothing more. SIGHUP ends the process, unless the command handles it.
 func run() int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -68,8 +62,8 @@ func run() int {
 // newRoot makes the tree of all commands. A tree is used for one run: flags keep their values.
 // The board build has the same tree, with hidden commands in place of those of the relay.
 //
-// The order matters: usageArgs wraps the check of the arguments of every command, so it comes after the
-// last one was added. The command completion is not among them: cobra adds it when it executes the tree.
+// The order matters: usageArgs wraps the check of arguments of all commands in the tree, so it comes last.
+// It misses the command completion, which cobra adds when it executes the tree.
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
@@ -126,8 +120,8 @@ func usageArgs(c *cobra.Command) {
 	}
 }
 
-// unknownSubcommand refuses the name of a subcommand that there is not. Of cobra's candidates it suggests
-// the nearest one, by the distance that all suggestions of agentctl use. cobra itself would list all of them.
+// unknownSubcommand refuses the name of a subcommand that does not exist. Of cobra's candidates, which cobra
+// would list, it suggests the nearest one, by the distance that all suggestions of agentctl use.
 func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -142,8 +136,8 @@ func unknownSubcommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), near)
 }
 
-// wrongFlag makes a wrong flag a usage error that names the nearest one there is. It does not use
-// suggest.Nearest: a beginning of a flag counts as near too, since many programs accept those.
+// wrongFlag makes a wrong flag a usage error that names the nearest flag of the command. It does not use
+// suggest.Nearest: a prefix of a flag counts as near too, since many programs accept those.
 //
 // A flag is near with at most three edits, of at most half of the word, so that a short word does not
 // match everything. -json, which cobra reads as -j -s -o -n, is looked up as the word json.
@@ -169,8 +163,8 @@ func wrongFlag(cmd *cobra.Command, err error) error {
 	return cli.Errorf(cli.ExitUsage, "%w%s", err, near)
 }
 
-// addHelp makes 'agentctl help' of a command that there is not a usage error. cobra adds the command help
-// only when it executes the tree, and so it is asked to do that first.
+// addHelp makes 'agentctl help' of an unknown command a usage error. cobra would add the command help when it
+// executes the tree, which is too late to change it.
 func addHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, c := range root.Commands() {
@@ -180,8 +174,8 @@ func addHelp(root *cobra.Command) {
 	}
 }
 
-// helpTopic checks the arguments of 'agentctl help': each is the name of a command below the one before. For
-// a word that is none, cobra would print the usage, or the help of the command above it, and exit 0.
+// helpTopic checks the arguments of 'agentctl help': each names a subcommand of the one before. For any other
+// word cobra would print the usage, or the help of the command above it, with exit code 0.
 func helpTopic(cmd *cobra.Command, args []string) error {
 	at, rest, err := cmd.Root().Find(args)
 	if err != nil {

@@ -36,11 +36,11 @@ func addRelayCommands(root *cobra.Command) {
 }
 
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise. It is loopback, because
-// /metrics needs no token. A second relay on the machine does without, if the address was not typed (run).
+// /metrics needs no token. A second relay of the machine runs without /metrics (run).
 const defaultMetricsListen = "127.0.0.1:8461"
 
-// relayServe are the flags of relay: its options, and what setOptions parses into them. A flag whose value
-// is an option as it is has the field of relay.Options as its variable.
+// relayServe are the flags of relay. Most are variables in o; the others need another unit or type, and
+// setOptions sets the options from them.
 type relayServe struct {
 	o                                          relay.Options
 	logLevel, scopeless, sseListen             string
@@ -122,15 +122,18 @@ are folders in --plugin-dir.`,
 	return c
 }
 
-// run serves until the command's context ends: on SIGTERM, on Ctrl-C, or when its terminal goes away. The
-// order matters: the options are complete before relay.Open, which opens the stores and the listeners, and
-// run waits for a reload that still runs when the relay has stopped.
+// run serves until the command's context ends: on SIGTERM, on Ctrl-C, or when its terminal goes away. An
+// ordered stop has exit code 0. It is 1 after too many restarts of a component; systemd then starts the
+// process again, which repairs what a restart of the component did not.
 //
-// RelaxTimers comes first, while nothing is open: it executes the program again. The line with the URL
-// and READY=1 follow when the relay serves, from Run's own goroutine, so that waitReloads needs no lock.
-// A second context ends the reloads, because the relay can also end by itself, with an error. An ordered
-// stop has exit code 0; after too many restarts of a component it is 1, and systemd starts the process
-// again.
+// The order of the steps:
+//
+//	RelaxTimers     executes the program again, so nothing may be open before it
+//	NotifyReload    before relay.Open: SIGHUP without a receiver would end the process
+//	setOptions      a wrong flag is reported before a store or a listener is opened
+//	OnReady         in the goroutine of Run, so that waitReloads needs no lock
+//	stop            ends the reloads, also where the relay ended by itself and the signal never came
+//	waitReloads     a reload that still runs ends before the process does
 func (s *relayServe) run(cmd *cobra.Command) error {
 	daemon.RelaxTimers()
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
@@ -176,8 +179,9 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 	return err
 }
 
-// setOptions parses the flags that are not options themselves. The plugin conformance is built in, but is
-// loaded like an external one, by --plugin: so its name is taken from their list here.
+// setOptions sets the options that have a flag of another unit or type. The plugin conformance is built in,
+// and yet selected by --plugin, since it is for the MCP conformance suite only: its name is removed from the
+// external plugins.
 func (s *relayServe) setOptions(cmd *cobra.Command) error {
 	o := &s.o
 	err := setGateway(o, s.sseListen, cmd.Flags().Changed("sse-listen"))
@@ -210,8 +214,7 @@ var optionFlags = map[string]string{
 }
 
 // relayOpenError gives an error of relay.Open its exit code, flag and next step. Errors of the state
-// directory have passed relaycmd.ExplainState before and stay as they are. An option that is missing in
-// optionFlags would print an empty flag.
+// directory stay as they are: relaycmd.ExplainState has explained them.
 func relayOpenError(err error) error {
 	var bad *relay.OptionError
 	switch {
@@ -225,10 +228,10 @@ func relayOpenError(err error) error {
 	return err
 }
 
-// setGateway decides whether the event gateway runs, and how: by --sse-listen, --only or MCP_INCLUDE_SSE,
-// with the variables MCP_SSE_*. Precedence: flag, environment. The origins of --allow-origin are added,
-// because a page that may call the relay may follow its events too. given reports whether --sse-listen
-// was typed, which by itself asks for the gateway.
+// setGateway decides whether the event gateway runs: it does with --sse-listen, with sse in --only, or with
+// MCP_INCLUDE_SSE. Its settings are the variables MCP_SSE_*, and --sse-listen takes precedence; given reports
+// whether that was typed. Package relay adds the origins of --allow-origin: a page that may call the relay
+// may follow its events too.
 func setGateway(o *relay.Options, listen string, given bool) error {
 	e, err := serving.GatewayEnv()
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"agentctl/relay"
 )
 
-// readyLine returns the line that a program waits for; what is not served is null. Its mcp_url is that of the
-// fleet toolset, which stays small however many boards there are.
+// readyLine returns the line that a program waits for; what is not served is null. mcp_url is that of the
+// fleet toolset, whose number of tools does not grow with the boards.
 //
-// It is one line of JSON, written when every listener accepts connections, and the only thing
+// It is one line of JSON, written when the listeners accept connections, and the only thing
 // that the relay writes to stdout. Tests and supervisors read the URL from it, which with
-// --listen :0 is not known before. Keys are added and not renamed. The line holds no secret: ca_sha256 is
-// the pin, which invites have too.
+// --listen :0 is not known before. Scripts depend on its keys: they are added and not renamed. It holds no
+// secret: ca_sha256 is the pin, which invites have too.
 func readyLine(r *relay.Relay) []byte {
 	or := func(s string) any {
 		if s == "" {

@@ -10,8 +10,8 @@ import (
 	"agentctl/cmd/internal/cli"
 )
 
-// buildInfo is what `agentctl version -o json` prints. Tags shows which build it is: agentctl_omit_relay for
-// the board build, nothing for the full one.
+// buildInfo is what `agentctl version -o json` prints. Tags shows which build it is: those of the board build
+// contain agentctl_omit_relay, and the full build has none.
 type buildInfo struct {
 	Version string `json:"version"`
 	Go      string `json:"go"`
@@ -39,7 +39,8 @@ func readBuildInfo() buildInfo {
 }
 
 // newVersion returns the command version, for people and bug reports; --version prints the version alone.
-// Both are of this binary. A daemon or a relay that runs can be another one: see their status.
+// Both describe this binary. A daemon or relay that runs may be of another version until it is restarted:
+// 'agentctl status' and 'agentctl relay status' print theirs.
 func newVersion() *cobra.Command {
 	var out cli.Output
 	c := &cobra.Command{

@@ -16,16 +16,15 @@ import (
 	"agentctl/term"
 )
 
-// maxBurst is the longest burst the daemon takes: maxBurstTTL of package control, which does not export
-// it.
+// maxBurst is the longest burst that the daemon accepts, as docs/control.md has it: control.maxBurstTTL.
 const maxBurst = 10 * time.Minute
 
 // newBurst returns the command burst. It checks the bounds that the daemon has too, because a value out of
 // range is a mistake in the command and not a failure of the daemon (exit code 2, not 1).
 //
-// Bursts are in the daemon's memory, and the daemon ends them: nothing is left behind if this process is
-// killed, and a restart of the daemon ends all of them. The daemon refuses a burst beyond its bound of
-// bursts at a time, of all clients together; that is exit code 1.
+// The daemon keeps bursts in memory and ends them itself: nothing is left behind if this process is killed,
+// and a restart of the daemon ends all of them. At most 8 run at a time, of all clients together
+// (control.maxBursts); the daemon refuses another one, which is exit code 1.
 func newBurst() *cobra.Command {
 	var c changer
 	var interval, dur time.Duration
@@ -44,8 +43,8 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 			}
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
 				ch.Undo = "none needed: it falls back by itself" // the daemon ends it, also if this process is gone
-				// A dry run reckons with this machine's clock. The daemon answers with its trusted time,
-				// which differs where the clock is wrong.
+				// For a dry run, by this machine's clock. The daemon answers with its trusted time, which
+				// differs where that clock is wrong.
 				until := time.Now().Add(dur)
 				if !c.dryRun {
 					var err error
@@ -62,8 +61,8 @@ previous interval applies again. When bursts overlap, the fastest one wins.`,
 				case interval >= base:
 					text += fmt.Sprintf("; the present interval of %s is already as fast", term.Span(base))
 				default:
-					// IntervalMS is the base interval, whatever bursts of other clients run: After differs
-					// only if this burst is faster than it.
+					// Before.IntervalMS is the base interval. A faster burst of another client is not in the
+					// status, so that After may promise a slower interval than there will be.
 					ch.After.IntervalMS = interval.Milliseconds()
 				}
 				return text, nil

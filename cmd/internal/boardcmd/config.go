@@ -17,9 +17,9 @@ import (
 	"agentctl/control"
 )
 
-// Where settings are read and changed (package configctl). A daemon that answers is the authority: it
-// knows its flags, its environment and what waits for a restart. Without one, or if a flag names files,
-// the files count: those of this user, or of the service if the user has none (config.ClientSource).
+// The commands ask the daemon if one answers: only it knows its flags, its environment and what waits for a
+// restart. Without one, or if a flag names files, they read the files of this user, or of the service if
+// the user has none (config.ClientSource). Package configctl has both ways.
 //
 //	              a daemon answers                        no daemon, or files are named
 //	show, get     what it has in force                    what a daemon of this user would have
@@ -33,9 +33,9 @@ import (
 
 // configFlags say which configuration a command is about.
 //
-// path and stateDir name files, so that no daemon is asked. path may also come from AGENTCTL_CONFIG, with
-// the same effect. AGENTCTL_STATE_DIR does not rule out the daemon: it is one of the sources of the files
-// and not the default of the flag. socket is "" for the usual one.
+// With path or stateDir no daemon is asked, also if path comes from AGENTCTL_CONFIG. AGENTCTL_STATE_DIR alone
+// does not have that effect: it is not the default of the flag, but one of the sources that a daemon reads
+// too. socket is "" for that of config.ClientSocket.
 type configFlags struct {
 	path, stateDir, socket string
 }
@@ -48,8 +48,8 @@ func (f *configFlags) addFlags(c *cobra.Command) {
 }
 
 // source returns where settings come from without a daemon: the files and the environment of this user,
-// and the flags, which take precedence. The flags are parsed by their keys as those of run are: a relative
-// path becomes absolute.
+// and the flags, which take precedence. Their keys parse them, as they do for 'agentctl run': a relative path
+// becomes absolute.
 func (f *configFlags) source() (config.Source, error) {
 	s := config.ClientSource(f.path)
 	for name, text := range map[string]string{"state_dir": f.stateDir, "socket": f.socket} {
@@ -71,8 +71,8 @@ func (f *configFlags) source() (config.Source, error) {
 // A daemon knows more than the files do: flags, its environment, and settings that wait for a
 // restart. No daemon is no error, because settings are also made before the first start.
 //
-// Only ErrNotRunning leads to the files. A socket that this user may not open (exit code 4) and a daemon
-// that does not answer are errors: what the files have may not be in force.
+// A socket that this user may not open (exit code 4) and a daemon that does not answer are errors, and not a
+// reason to read the files: what they have may not be in force.
 func (f *configFlags) session(ctx context.Context) (*configctl.Session, error) {
 	source, err := f.source()
 	s := &configctl.Session{Source: source}
@@ -147,8 +147,7 @@ func completeKeys(_ *cobra.Command, args []string, toComplete string) ([]string,
 	return cli.WithPrefix(config.KeyNames(), toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeSetting completes a key, and its value where there are words for it: of a key with a closed set
-// of words, and of a bool.
+// completeSetting completes a key, and the value of one that has a closed set of words or is a bool.
 func completeSetting(c *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	if len(args) != 1 {
 		return completeKeys(c, args, toComplete)
@@ -168,10 +167,10 @@ func completeSetting(c *cobra.Command, args []string, toComplete string) ([]stri
 // newConfigValidate makes the command that checks files. It asks no daemon: files are checked before a
 // daemon reads them, in a build of an image for example.
 //
-// FILE is checked alone. What several keys or files decide together, such as the number of alert rules
-// with the built-in ones, is checked without FILE only. A relay without a token passes in both forms,
-// because the file is often written before the token exists; run refuses it (config.Source.ForDaemon). An
-// invalid file is exit code 1 and no usage error: the command line is right.
+// With FILE, checks that depend on several files are left out, such as that of the number of alert rules,
+// for which the built-in ones count. A relay without a token is valid here, because the file is often written
+// before the token exists; 'agentctl run' refuses it (config.Source.ForDaemon). The exit code for an invalid
+// file is 1 and not 2 (usage), since the command line is right.
 func newConfigValidate() *cobra.Command {
 	var f configFlags
 	c := &cobra.Command{
@@ -196,8 +195,7 @@ func newConfigValidate() *cobra.Command {
 			if err != nil {
 				return cli.Errorf(cli.ExitFailure, "%w", err)
 			}
-			// A note is about what could not be checked, such as saved settings that only root may read;
-			// the result is about the rest.
+			// Notes name what could not be checked, such as saved settings that only root may read.
 			for _, note := range loaded.Notes {
 				fmt.Fprintln(cmd.ErrOrStderr(), "agentctl: "+note)
 			}

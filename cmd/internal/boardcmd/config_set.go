@@ -16,8 +16,7 @@ import (
 	"agentctl/term"
 )
 
-// A change of a setting: withKey finds the key, set parses the value, session connects,
-// configctl.Session.Change saves and applies it, and three lines are printed:
+// What a change prints, on stdout:
 //
 //	base_interval_ms: 1000 -> 5000
 //	saved in /var/lib/agentctl/settings.yaml; undo with: agentctl config unset base_interval_ms
@@ -26,8 +25,7 @@ import (
 // A value that the daemon refuses is taken out of the file again (configctl.ErrRefused), so that its next
 // start does not find it there.
 
-// changeFlags are the flags of config set and config unset. Those of configFlags are repeated in the undo
-// that is printed.
+// changeFlags are the flags of config set and config unset. The printed undo repeats those of configFlags.
 type changeFlags struct {
 	configFlags
 	dryRun bool
@@ -67,8 +65,7 @@ config.yaml. A running daemon applies it automatically.`,
 }
 
 // newConfigUnset returns the command config unset, which is the undo of a first config set. A key that was
-// not saved is no error, so that a script may repeat it: the output names the source that the value in
-// force comes from.
+// not saved is no error, so that a script may repeat it; the output then says where its value comes from.
 func newConfigUnset() *cobra.Command {
 	var f changeFlags
 	c := &cobra.Command{
@@ -88,8 +85,8 @@ func newConfigUnset() *cobra.Command {
 // change changes a setting, and prints what it was and how to undo it. A nil value removes the saved
 // setting.
 //
-// With --dry-run the key, the value and access to the present settings are checked, and nothing is
-// written; whether the daemon would accept the value is not known before it reads it.
+// With --dry-run it checks the key and the value, and reads the present settings. It does not find out
+// whether the daemon would accept the value: for that the daemon has to read it from the file.
 func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) error {
 	s, err := f.session(cmd.Context())
 	if err != nil {
@@ -101,8 +98,8 @@ func (f *changeFlags) change(cmd *cobra.Command, key *config.Key, value any) err
 		return changeError(err)
 	}
 	w := cmd.OutOrStdout()
-	// Old is the saved value if there was one, else the value in force. After an unset the value is that
-	// of the next source, which Change does not look up.
+	// Old is the saved value if there was one, else the value in force. After an unset the text is "not set":
+	// Change does not look up which source sets the key then.
 	before, after := key.Text(c.Old), "not set"
 	if value != nil {
 		after = key.Text(c.New)
@@ -135,14 +132,13 @@ func undoChange(c *configctl.Change) string {
 	return "agentctl config set " + c.Key.Name + " " + cli.ShellQuote(before)
 }
 
-// changeError gives an error of configctl.Session.Change its exit code and next step. An error of the
-// control socket names sudo already. Others, such as configctl.ErrRefused, are left as they are: exit code
-// 1.
+// changeError gives an error of configctl.Session.Change its exit code and next step. Errors of the control
+// socket have theirs already. Others, such as configctl.ErrRefused, stay as they are: exit code 1.
 func changeError(err error) error {
 	switch {
 	case errors.Is(err, configctl.ErrInFileOnly):
 		return cli.Errorf(cli.ExitUsage, "%w: edit %s", err, config.DefaultPath())
-	// In force, but gone after a restart: for a script that is a failure.
+	// The value is in force, and lost after a restart: a failure, since it should have been saved.
 	case errors.Is(err, configctl.ErrNotSaved):
 		return cli.Errorf(cli.ExitFailure, "%w (journalctl -u agentctl)", err)
 	case errors.Is(err, fs.ErrPermission) && !errors.Is(err, control.ErrPermission):

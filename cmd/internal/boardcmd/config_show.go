@@ -70,7 +70,7 @@ func printConfig(w io.Writer, v *config.View, from string, origin bool) error {
 		files = strings.Join(v.Files, ", ")
 	}
 	fmt.Fprintf(w, "\nFrom %s. Read: %s.\n", from, files)
-	// Both are empty without a daemon: only it knows what it has in force.
+	// Only a daemon sets these two: they compare the files with what it has in force.
 	if v.Error != "" {
 		fmt.Fprintf(w, "The present files are invalid; the previous settings stay in force:\n%s\n", v.Error)
 	}

@@ -19,11 +19,10 @@ import (
 // daemon, for agents (InsideDoctor). Flags are passed on as settings of the daemon, with their origin, so
 // that a finding can name the flag that is wrong.
 //
-// The flags are not parsed here: what is wrong with one is a finding like what is wrong with a file, and
-// the other checks go on. A flag that is not given counts as empty and stays out of the settings, where it
-// would hide the file's value.
+// The flags are not parsed here: a wrong one is a finding like a wrong line of a file, and the other checks
+// go on. An empty flag is left out of the settings, where it would hide the file's value.
 //
-// The report goes to stdout in every case, on exit code 1 too; the error only adds a line on stderr.
+// The report goes to stdout also if the exit code is 1; the error adds a line on stderr.
 func newDoctor() *cobra.Command {
 	var out cli.Output
 	var o doctor.Options

@@ -17,20 +17,20 @@ import (
 	"agentctl/prober/inspect"
 )
 
-// The helpers. The daemon's user may read neither the journal nor the processes of others. It connects to
-// a socket of systemd, which starts one helper for each connection (Accept=yes, systemd.socket(5)) under a
-// separate user, in a sandbox with that one right. A daemon that was taken over gets no more than the
-// helpers answer.
+// The daemon's sandbox hides the journal and the processes of other users from it. It connects to a socket
+// of systemd, which starts one helper for each connection (Accept=yes, systemd.socket(5)) under another user,
+// in a sandbox with that one right. So an attacker who controls the daemon gets no more than the helpers
+// answer.
 //
 //	daemon ── request ──► agentctl-journal.socket ──► agentctl-journal@N.service: this command
 //	       ◄── answer ── then the command ends
 //
 // Neither side trusts the other: package unixrpc bounds sizes and times on both. The context ends after
-// twice journal.MaxTime, 10 s: a request may work for MaxTime, and reading it and writing the answer take
-// time too. The units end a process after 15 s (RuntimeMaxSec=).
+// 10 s, twice journal.MaxTime: once for the work, and once for reading the request and writing the answer.
+// The units kill a process after 15 s (RuntimeMaxSec=).
 //
-// systemd logs an exit code other than 0 as a failure of the unit. A bad request is not one: it is logged
-// on stderr, with exit code 0.
+// A bad request is logged on stderr and has exit code 0: with another code systemd would report a failed
+// unit, and the unit is not at fault.
 
 // newJournalHelper makes the command of agentctl-journal@.service. It is hidden: it answers the one
 // request on the socket that systemd gives it as stdin.
@@ -61,8 +61,8 @@ func newJournalHelper() *cobra.Command {
 	return c
 }
 
-// newProcessesHelper makes the command of agentctl-processes@.service, likewise. What the system does not
-// show is named in the answer as unfinished, so that an error is one of the request or the connection.
+// newProcessesHelper makes the command of agentctl-processes@.service, likewise. Its errors are those of the
+// request or the connection: what cannot be read is in the answer, as unfinished.
 func newProcessesHelper() *cobra.Command {
 	return &cobra.Command{
 		Use: "processes-helper", Hidden: true, Args: cobra.NoArgs,

@@ -14,11 +14,10 @@ import (
 	"agentctl/term"
 )
 
-// The steps of history: check the flags; choose the source, a daemon or a board behind a relay; ask it for
-// its time, by which records are stamped and ages such as 24h count; make the window; draw a chart or
-// export. Package monitor reads the records page by page, so that a year needs no more memory than an hour
-// in an export; a chart holds its points in memory, whose number the default step bounds by the width of
-// the terminal.
+// The source of records is a daemon or a board behind a relay. It is asked for its time first: records are
+// stamped with that, and ages such as 24h count back from it. Package monitor reads records page by page, so
+// that an export of a year needs no more memory than one of an hour. A chart has its points in memory; their
+// number is bounded by the width of the terminal.
 
 // historyFlags are the flags of history, and the window that they select. window gets its source in run,
 // and its times in show.
@@ -31,9 +30,9 @@ type historyFlags struct {
 	step         time.Duration
 }
 
-// newHistory returns the command history. Without -o it draws on stdout, also into a pipe. A window
-// without records is no failure: the chart says so, and an export has none. Exit code 3 is a daemon that
-// does not run, 5 a board that is offline or has never connected.
+// newHistory returns the command history. Without -o it draws, also into a pipe. A window without records
+// has exit code 0: the chart says so, and an export is empty. 3 means that no daemon runs, 5 that the board is
+// offline or has never connected.
 func newHistory() *cobra.Command {
 	var h historyFlags
 	c := &cobra.Command{

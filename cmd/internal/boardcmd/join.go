@@ -172,8 +172,7 @@ func (o *joinOptions) join(cmd *cobra.Command, args []string) error {
 	} else {
 		fmt.Fprintf(w, "Joined %s. Undo it with: agentctl leave%s\n", j.Relay, cli.GivenFlags(cmd, "socket", "state-dir", "config"))
 	}
-	// They name the same relay as the credential does. Another one would have been refused before the
-	// exchange.
+	// These settings name the relay that the board has joined: with another one Join would have failed.
 	if j.Unused != "" {
 		fmt.Fprintf(w, "The settings %s are no longer used; you may remove them.\n", j.Unused)
 	}

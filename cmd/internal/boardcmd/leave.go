@@ -53,7 +53,7 @@ func (o *joinOptions) leave(cmd *cobra.Command) error {
 		Relay  string `json:"relay,omitempty"`
 	}{Left: err == nil}
 	switch {
-	// {"left":false} in JSON.
+	// With -o json this prints {"left":false}.
 	case errors.Is(err, fs.ErrNotExist):
 		fmt.Fprintf(cmd.ErrOrStderr(), "This board has not joined a relay by a code (in %s): nothing to do.\n", t.StateDir)
 		return o.out.Print(cmd, answer, func() error { return nil })

@@ -33,8 +33,8 @@ import (
 //	Daemon.Run              until SIGINT or SIGTERM (package main), or until a part fails
 //
 // Exit code 0 is a stop by a signal, 2 a mistake in what was typed or in a variable, 1 anything else. The
-// unit starts the daemon again after each of them (Restart=always). The log goes to stderr, and nothing to
-// stdout.
+// unit starts the daemon again after any of them, unless systemctl stopped it (Restart=always). The log goes
+// to stderr, and nothing to stdout.
 
 // runOptions are the flags of agentctl run. The settings among them are in cfg after load.
 //
@@ -107,7 +107,7 @@ func flagName(key string) string {
 // files come before defaults. An empty text counts as not given, except for the modules, where
 // it means none.
 //
-// --config and --mock are no settings: one says where settings are read, and the other replaces the
+// --config and --mock are not settings: the first says where settings are read, the second replaces the
 // machine.
 func (o *runOptions) source(f *pflag.FlagSet) (config.Source, error) {
 	s := config.NewSource(o.config)
@@ -194,8 +194,7 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	}
 	var pathErr *control.PathError
 	var used *enroll.InUseError
-	// These errors come with a next step that depends on the flags of this command, which package daemon
-	// does not know.
+	// Package daemon does not know the flags of this command, which the next step names.
 	switch {
 	case errors.As(err, &used):
 		err = fmt.Errorf("%w; ask it with: agentctl status, stop it, or give this one another --state-dir", err)

@@ -52,7 +52,7 @@ func (c *changer) addFlags(cmd *cobra.Command) {
 // without making it. Another client may change the same between both requests: Before is for the
 // person who wants to undo, not a lock.
 //
-// do returns one line about the result, and sets Undo and After.
+// do sets Undo and After, and returns a line about the result for people.
 func (c *changer) run(cmd *cobra.Command, do func(context.Context, *control.Client, *change) (text string, err error)) error {
 	return c.socket.withClient(cmd, func(ctx context.Context, cl *control.Client) error {
 		var s struct {
@@ -114,8 +114,7 @@ The modules are ` + strings.Join(monitor.ModuleNames(), ", ") + `.`,
 			return c.run(cmd, func(ctx context.Context, cl *control.Client, ch *change) (string, error) {
 				ch.Undo = undo(ch.Before) + cli.GivenFlags(cmd, "socket")
 				ch.After.Running, ch.After.Modules = true, modules
-				// What the daemon starts without names. The answer below replaces it, so that only a dry
-				// run guesses.
+				// For a dry run: what a daemon of this version starts without names. Else its answer counts.
 				if len(modules) == 0 {
 					ch.After.Modules = []string{"cpu", "memory"}
 				}

@@ -12,8 +12,8 @@ import (
 
 // socketFlag names the control socket of the daemon on this machine.
 //
-// Its default is the user's own daemon's if that socket exists, else the service's (config.ClientSocket):
-// chosen when the command tree is made, without a connection.
+// Its default is the socket of this user's daemon if it exists, else that of the service
+// (config.ClientSocket). It is chosen when the commands are made, without a connection.
 type socketFlag struct{ Path string }
 
 // addFlags adds --socket to c.

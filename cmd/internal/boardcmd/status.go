@@ -78,12 +78,12 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	default:
 		row("Link", "%s, %s, since %s%s", s.Link.State, s.Link.Relay, term.Ago(s.Link.SinceMS), nextTry(s.Link.NextTryMS))
 	}
-	// The last error of a link that is up again is history.
+	// Once the link is up again, its last error is of no interest.
 	if e := s.Link.LastError; e != nil && s.Link.State != daemon.LinkReady {
 		row("", "last error: %s", e.Message)
 		row("", "%s", s.LinkHint())
 	}
-	// A board that joined and has no trouble has no hint.
+	// Without a problem there is no hint, and no row.
 	if j := s.Join; j != nil && j.Hint != "" {
 		row("Join", "%s", joinText(j))
 		row("", "%s", j.Hint)
@@ -96,8 +96,7 @@ func printStatus(w io.Writer, s *daemon.Status) error {
 	} else if c != nil && len(c.RestartNeeded) > 0 {
 		row("Config", "changed, and waits for a restart: %s", strings.Join(c.RestartNeeded, ", "))
 	}
-	// The rows below are about the last sample. Before the first one the daemon has neither readings nor
-	// alerts.
+	// The rows below need a sample: alerts too are evaluated on samples.
 	if s.Sample == nil {
 		row("Sampling", "no sample yet: %s", s.Sampling.LastError)
 		return nil
@@ -148,8 +147,8 @@ func printStateDir(row func(k, format string, args ...any), s *daemon.StateDirSt
 
 // nextTry says when the daemon dials again; nothing if it does not wait for that.
 //
-// The daemon gives the time by this machine's clock, as it is now, so that a jump of the clock does not
-// matter.
+// The daemon computes the time for each answer from a duration and this machine's clock, so that a clock that
+// was set meanwhile does not matter.
 func nextTry(atMS int64) string {
 	if atMS == 0 {
 		return ""

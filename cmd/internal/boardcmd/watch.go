@@ -21,14 +21,13 @@ import (
 // newWatch returns the command watch: a live view on a terminal, a stream of JSON elsewhere. Both read the
 // same messages from a monitor.Watcher, which reconnects when the daemon restarts.
 //
-// The goroutines are the Watcher's (monitor.Watcher.Run): one reads the socket, one follows the
-// connection, and one runs the function below with the messages. A full queue loses messages and says so
-// with the event "lost": a slow pipe never slows the daemon.
+// Messages wait in a bounded queue. When it is full, further ones are dropped and counted in the event
+// "lost": a pipe that is read slowly does not slow the daemon down.
 //
-// It ends with exit code 0 on Ctrl-C, on q, and after --count or --for; with 3 if no daemon answers at the
-// start. A connection that is lost later is tried again until one of these, because a restart of the
-// daemon is the usual reason; only a socket that this user may no longer open (4), and a daemon that lacks
-// a module of --modules (2), end the command.
+// The exit code is 0 after Ctrl-C, q, --count or --for, and 3 if no daemon answers at the start. A connection
+// that is lost later is opened again, however long that takes, because the daemon was probably restarted.
+// Two errors end the command also then: a socket that this user may no longer open (4), and a daemon that
+// lacks a module of --modules (2).
 func newWatch() *cobra.Command {
 	var w monitor.Watcher
 	var socket socketFlag
@@ -92,8 +91,7 @@ func printMessages(ctx context.Context, cmd *cobra.Command, msgs <-chan monitor.
 	for {
 		var m monitor.Message
 		select {
-		// msgs is not closed: the end of ctx is how the watcher ends this function, also when the daemon
-		// refuses.
+		// The watcher does not close msgs: it ends ctx, also when the daemon refuses.
 		case <-ctx.Done():
 			return nil
 		case m = <-msgs:

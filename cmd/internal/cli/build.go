@@ -16,8 +16,8 @@ var (
 	Stamp = ""
 )
 
-// BuildTime is the time of the commit that the binary was built from, zero if it is not known. A relay
-// takes a clock that shows an earlier time for wrong (relay --accept-clock).
+// BuildTime is the time of the commit that the binary was built from, zero if it is not known. It is the
+// earliest time that can be right: a relay whose clock is before it serves no boards (relay --accept-clock).
 func BuildTime() time.Time {
 	s, err := strconv.ParseInt(BuiltAt, 10, 64)
 	if err != nil || s <= 0 {

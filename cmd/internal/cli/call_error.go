@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// CallError is the error of a call to a tool. Explain chooses the next step by the tool: a board's may be
-// offline, a plugin's may not be loaded. Err is what the client returned, or the error of the tool itself
-// as the relay has answered it.
+// CallError is the error of a call to a tool. Explain chooses the next step by the tool: its board may be
+// offline, its plugin may not be loaded. Err is an error of package client, or has the text with which the
+// tool itself refused.
 type CallError struct {
 	Tool      string
 	Arguments json.RawMessage

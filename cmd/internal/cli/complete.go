@@ -11,12 +11,12 @@ import (
 	"agentctl/client"
 )
 
-// Completion runs this program once for each Tab, as 'agentctl __complete WORDS': cobra parses the flags and
-// calls the function of the word at the cursor. A candidate may have a description after a tab. What such a
-// process prints besides would disturb the line that is being typed, so errors mean no candidates.
+// A shell runs this program once for each Tab, as 'agentctl __complete WORDS': cobra parses the flags and
+// calls the function of the word at the cursor. A candidate may have a description after a tab. Anything else
+// on the terminal would disturb the line that is being typed, so an error means no candidates.
 
-// CompletionTimeout bounds what completion asks a relay: nobody waits for a Tab. It bounds all requests of
-// one Tab together.
+// CompletionTimeout bounds what completion asks a relay, all requests of one Tab together: nobody waits
+// longer for a Tab.
 const CompletionTimeout = time.Second
 
 // WithPrefix returns the words that begin with prefix. It changes the slice, which must be the caller's.
@@ -57,8 +57,8 @@ func CompletionClient(cmd *cobra.Command) (*client.Client, error) {
 	return rf.Client()
 }
 
-// CompleteNodes completes NODE, with the state of each board as the description. Behind the first argument it
-// has no candidates, and no files either.
+// CompleteNodes completes NODE, with the state of each board as the description. Later arguments have no
+// candidates, and no file names either.
 func CompleteNodes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	var out []string
 	if len(args) == 0 {
@@ -91,8 +91,8 @@ func CompleteTags(cmd *cobra.Command, given []string, word string) ([]string, co
 	return WithPrefix(out, word), cobra.ShellCompDirectiveNoFileComp
 }
 
-// CompleteTools completes NODE: and then its verbs. The first half ends with a colon and no space, so that
-// the next Tab continues the word, and asks the relay about that one board.
+// CompleteTools completes NODE: and then its verbs. NODE: is not followed by a space, so that the next Tab
+// continues the word; only that one asks the relay for the verbs, and of one board.
 func CompleteTools(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp

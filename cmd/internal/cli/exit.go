@@ -15,8 +15,8 @@ const (
 	ExitTimeout      = 7 // no answer in time
 )
 
-// ExitError is an error that ends the program with Code. Its text needs no further explanation. It may be
-// wrapped, by an error that says where: Explain takes the text of the outer one and this code.
+// ExitError is an error that ends the program with Code. Its text needs no further explanation. Where another
+// error wraps it, Explain takes the text of that one and this code.
 type ExitError struct {
 	Code int
 	Err  error

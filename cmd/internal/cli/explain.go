@@ -18,13 +18,13 @@ import (
 )
 
 // Explain gives an error of a command its exit code, and adds the next step to its text. An error that
-// wraps an *ExitError keeps its text and gets that code; nil stays nil. The result may have a server's
-// words: whoever prints it makes them safe (term.SafeText).
+// wraps an *ExitError keeps its text and gets that code; nil stays nil. The text may have words of a server:
+// whoever prints it replaces what could control a terminal (term.SafeText).
 //
 // The packages below cmd know no flags and no commands, so they return typed errors, and the
 // functions explain* of this package say for each type what a person can type next. The order of the
-// cases matters where an error wraps others: a *CallError around an answer comes before the answer, and
-// the errors of contexts before those of the network that a refresh met.
+// cases matters where an error wraps others: a *CallError comes before the answer that it wraps, and a
+// *login.RefreshError before the error of the network that the refresh met.
 func Explain(cmd *cobra.Command, err error) *ExitError {
 	if err == nil {
 		return nil
@@ -84,7 +84,8 @@ func Explain(cmd *cobra.Command, err error) *ExitError {
 }
 
 // callsRelay reports whether a command calls a relay: it has --relay. history has it too, and calls a
-// relay only with --board. It decides which deadline was over: that of --for, or that of the control socket.
+// relay only with --board. By it Explain knows which deadline has passed: that of --for, or that of the
+// control socket.
 func callsRelay(cmd *cobra.Command) bool {
 	board := cmd.Flags().Lookup("board")
 	return cmd.Flags().Lookup("relay") != nil && (board == nil || board.Changed)
@@ -174,14 +175,14 @@ func explainRelayAnswer(e *client.Error) (code int, next string) {
 }
 
 // isAdminScope reports whether a refusal is for lack of a scope of tenant administrators. The next
-// step is then a class and not a scope: tenant-admin has all three.
+// step then names a class in place of a scope: tenant-admin has all three.
 func isAdminScope(message string) bool {
 	_, scope, _ := strings.Cut(message, "lacks the scope ")
 	return scope == manifest.ScopeNodesWrite || scope == manifest.ScopeTokensWrite || scope == manifest.ScopeInvitesWrite
 }
 
-// explainOutcome says whether a failed call may have run; nothing if the relay does not say. Whether a
-// repeat is safe is the relay's word too, which knows the tool.
+// explainOutcome says whether a failed call may have run; nothing if the relay does not say. Only the relay
+// knows the safety class of the tool, so Retryable decides whether a repeat is called safe.
 func explainOutcome(e *client.Error) string {
 	switch {
 	case e.Outcome == manifest.NotSent:

@@ -16,8 +16,8 @@ func isPluginTool(tool string) bool {
 }
 
 // explainPluginAnswer returns the exit code and the next step for an error of a plugin's tool. Its
-// plugin may be the cause, so most next steps show how the plugin does. Reason "storage" is a
-// fault of the relay's disk and not of the plugin, whose state would show nothing.
+// plugin may be the cause, so most next steps show the state of the plugin. Not so for the reason "storage":
+// that is a fault of the relay's disk.
 func explainPluginAnswer(call *CallError, e *client.Error) (code int, next string) {
 	plugin := call.plugin()
 	state := fmt.Sprintf("; see plugin %s with: agentctl plugin ls", plugin)

@@ -41,8 +41,8 @@ func explainTransport(cmd *cobra.Command, e *client.TransportError) *ExitError {
 	return explained(ExitFailure, "call the %s at %s: %w%s", server, e.URL, e.Err, next)
 }
 
-// explainClose returns the exit code and the next step after the relay closed a metric stream. Only a board
-// that went offline has a separate exit code: a script can wait for it and start again.
+// explainClose returns the exit code and the next step after the relay closed a metric stream. A board that
+// went offline has a separate exit code, because a script can wait for it and start again.
 func explainClose(e *client.StreamClosedError) (code int, next string) {
 	switch {
 	case errors.Is(e, client.ErrDeviceOffline):

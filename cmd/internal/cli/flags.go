@@ -10,8 +10,8 @@ import (
 )
 
 // EnvOr returns the value of an environment variable, or def if it is unset or empty. Flags use it as
-// their default, so that a flag takes precedence over its variable. An empty one counts as unset: NAME= in
-// the environment file of a service means the default.
+// their default, so that a flag takes precedence over its variable. In the environment file of a service,
+// NAME= therefore means the default.
 func EnvOr(name, def string) string {
 	if v := os.Getenv(name); v != "" {
 		return v
@@ -20,8 +20,8 @@ func EnvOr(name, def string) string {
 }
 
 // GivenFlags returns those of the named flags that the command was given, as one types them, with a
-// space before each. The command that is printed as the next step needs the same flags. Each must take one
-// value: the text of a repeatable flag has brackets.
+// space before each. The command that is printed as the next step needs the same flags. It does not work for
+// repeatable flags, whose value pflag prints in brackets.
 func GivenFlags(cmd *cobra.Command, names ...string) string {
 	words := ""
 	for _, name := range names {
@@ -32,8 +32,8 @@ func GivenFlags(cmd *cobra.Command, names ...string) string {
 	return words
 }
 
-// ShellQuote quotes a word for a POSIX shell. Words of harmless characters stay as they are, to be read by
-// people; all others are in single quotes, in which a shell expands nothing.
+// ShellQuote quotes a word for a POSIX shell. A word that needs no quotes stays as it is, which is easier to
+// read; others get single quotes, in which a shell expands nothing.
 func ShellQuote(s string) string {
 	if s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:@%+,") == "" {
 		return s

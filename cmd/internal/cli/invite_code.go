@@ -12,13 +12,14 @@ import (
 	"agentctl/term"
 )
 
-// maxCode bounds what is read for a code, bytes. A code has 16 characters, with hyphens, spaces and the end
-// of a line; more is another file that was named by mistake, and is refused as no code.
+// maxCode bounds what is read for a code, bytes. A code has 16 characters, plus hyphens, spaces and the end
+// of the line; a file with more was named by mistake.
 const maxCode = 1024
 
 // ReadCode reads the code of join and login: from the argument, from standard input for "-", or from
-// file unless that is empty. invite is the command that prints a code, for an error without one. The code
-// is a secret and in no error. With "-" on a terminal it asks for one line, which the terminal shows.
+// file unless that is empty. invite is the command that prints a code, for the error that none was given.
+// Errors do not contain the code, which is a secret. For "-" on a terminal it asks for one line, which the
+// terminal echoes.
 func ReadCode(cmd *cobra.Command, args []string, file, invite string) (string, error) {
 	var in io.Reader
 	switch {

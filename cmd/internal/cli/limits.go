@@ -31,8 +31,8 @@ func (l *Limits) Check() error {
 	return nil
 }
 
-// Context is cmd's context, ended by --for. The caller distinguishes its end from a failure: after --for ctx.Err is
-// context.DeadlineExceeded, after Ctrl-C context.Canceled.
+// Context is cmd's context, ended by --for. Its Err tells the caller why it ended: DeadlineExceeded after
+// --for, Canceled after Ctrl-C.
 func (l *Limits) Context(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	if l.Time > 0 {
 		return context.WithTimeout(cmd.Context(), l.Time)

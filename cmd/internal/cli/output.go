@@ -37,8 +37,8 @@ func AddJSONFlag(c *cobra.Command, to *string) {
 	c.Flags().Lookup("json").NoOptDefVal = "true"
 }
 
-// Print writes v in the chosen format, or calls text. On a terminal it escapes the characters of data that
-// could control it (term.JSONWriter). text has to make its own lines safe.
+// Print writes v in the chosen format, or calls text. On a terminal it escapes characters in data that
+// could control the terminal (term.JSONWriter). text does that for what it prints.
 func (o *Output) Print(cmd *cobra.Command, v any, text func() error) error {
 	if o.Format == "" {
 		return text()
@@ -46,8 +46,8 @@ func (o *Output) Print(cmd *cobra.Command, v any, text func() error) error {
 	return term.WriteData(term.JSONWriter(cmd.OutOrStdout()), o.Format, v)
 }
 
-// PrintList is Print for a list, of which ndjson prints one element a line: nothing for an empty list, which
-// as json is [] if the caller does not pass nil.
+// PrintList is Print for a list, of which ndjson prints one element a line. The caller passes an empty list
+// and not nil, which would be null in JSON.
 func PrintList[T any](o *Output, cmd *cobra.Command, list []T, text func() error) error {
 	if o.Format != "ndjson" {
 		return o.Print(cmd, list, text)

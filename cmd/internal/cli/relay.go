@@ -20,16 +20,17 @@ const defaultRelay = "http://127.0.0.1:8460"
 
 // RelayFlags name a relay and who calls it.
 //
-// Precedence: flag, environment, context of 'agentctl login', default. The token is named by
-// its file, because arguments and most environments are visible to other processes.
+// Precedence: flag, environment, context of 'agentctl login', default. The token is named by its file:
+// all users of a machine can see the arguments of a process, and its children inherit the environment.
 //
-// A context is taken whole: its relay, its token and its authority belong together, and no flag replaces
-// a part of it. Its token is refreshed while the command runs, if its time has come; one of a file is not.
+// The relay, the token and the authority of a context belong together, so no flag replaces one of them: with
+// --relay or --token-file no context is used. The token of a context is refreshed while the command runs;
+// one from a file is not.
 type RelayFlags struct {
 	URL, TokenFile, CAFile, CASHA256 string
 	contextName                      string         // of --context, which only the commands of mcp have
 	ForMCP                           bool           // MCP_TOKEN counts as a token too; set before AddFlags
-	set                              *pflag.FlagSet // of the command, to distinguish what was typed from a default
+	set                              *pflag.FlagSet // of the command; shows which flags were typed
 }
 
 // AddFlags adds the flags to c, and --context for the commands of mcp.
@@ -94,9 +95,9 @@ func contextOf(cmd *cobra.Command) string {
 // ContextStore returns the store of this user's contexts.
 func ContextStore() login.Store { return login.Store{Dir: config.ContextDir()} }
 
-// Client makes the client of the relay that the flags or the context name. It sends nothing: whether the
-// relay answers shows with the first request. Without any token it is a client all the same, since a relay
-// may serve without (relay --anonymous).
+// Client makes the client of the relay that the flags or the context name. It sends nothing; the first
+// request shows whether the relay answers. No token is no error here, since a relay may need none
+// (relay --anonymous).
 func (f *RelayFlags) Client() (c *client.Client, err error) {
 	o, err := f.options()
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 // SIGHUP when the terminal goes away: there it cancels the returned context instead. stop releases
 // the signal.
 //
-// hup holds one signal: those that arrive during a reload become one more reload, which is enough to see
-// every change before them. On a terminal nothing is ever sent to it.
+// hup holds one signal: those that arrive during a reload become one more reload, which sees all changes
+// that were made before them. On a terminal nothing is sent to it.
 func NotifyReload(ctx context.Context) (_ context.Context, hup chan os.Signal, stop func()) {
 	hup = make(chan os.Signal, 1)
 	if term.IsTerminal(os.Stderr) {

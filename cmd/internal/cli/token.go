@@ -11,7 +11,8 @@ import (
 // ReadToken reads the token file of a command, and adds the next step to an error. A file that
 // other users may read is refused: a person is there to repair it, while a daemon must keep its
 // board reachable and only warns. A file that does not exist ends the command with
-// ExitUnauthorized, as a missing token does; any other error with ExitFailure. The token is in no error.
+// ExitUnauthorized, as a missing token does; any other error with ExitFailure. Errors do not quote the file,
+// which holds the token.
 func ReadToken(path string) (string, error) {
 	token, err := config.ReadToken(path)
 	var exposed *config.ExposedError

@@ -77,9 +77,9 @@ type callFlags struct {
 // Arguments are parsed twice. Most mistakes in them are found before a request to the relay; but what
 // a value means depends on the tool's schema, which the relay may have to be asked for.
 //
-// A call is not repeated after a failure, because the tool may have run: the error has the outcome as far
-// as the relay knows it (cli.CallError, explained by cli.Explain). A stream is (streamFlags.run). Ctrl-C
-// cancels the request; whether the board has run the call by then is not known.
+// A call is not repeated after a failure, because the tool may have run; the error says so as far as the
+// relay knows it. A stream is opened again (streamFlags.run). Ctrl-C cancels the request; whether the
+// board has run the call by then is not known.
 func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	if err := errors.Join(f.limit.Check(), f.stream.check()); err != nil {
 		return err
@@ -102,8 +102,8 @@ func (f *callFlags) run(cmd *cobra.Command, ref string, words []string) error {
 	if err != nil {
 		return err
 	}
-	// The name decides and not the answer: only a board's verb subscribe streams over this endpoint
-	// (RFC-0009 §5).
+	// The name shows whether the answer is a stream: over this endpoint only the verb subscribe of a board's
+	// metrics is one (RFC-0009 §3).
 	if name, ok := manifest.ParseToolName(tool); ok && name.Verb == manifest.VerbSubscribe {
 		return f.printStream(ctx, cmd, rc, tool, arguments)
 	}
@@ -133,7 +133,7 @@ func (f *callFlags) printStream(ctx context.Context, cmd *cobra.Command, rc *cli
 // board's tools are in the binary; for others it asks the relay. An error is ignored because the call
 // works without types: the relay then checks the arguments.
 //
-// Without words no request is worth while: the types then only serve the error of a call that fails.
+// Without words it sends no request: the types would only be used in the error of a call that fails.
 func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []string) map[string]manifest.ArgumentType {
 	if _, ofBoard := manifest.ParseToolName(tool); ofBoard || len(words) == 0 {
 		return manifest.ArgumentTypes(tool)
@@ -142,8 +142,8 @@ func argumentTypes(ctx context.Context, rc *client.Client, tool string, words []
 	return types
 }
 
-// toolArguments builds the arguments object from --args or key=value words. types does not apply to
-// --args: whoever writes JSON has chosen the types.
+// toolArguments builds the arguments object from --args or key=value words. types applies to words only:
+// JSON has types of its own.
 func toolArguments(raw string, words []string, types map[string]manifest.ArgumentType) (json.RawMessage, error) {
 	if raw == "" {
 		arguments, err := client.ParseArguments(words, types)
@@ -163,8 +163,7 @@ func toolArguments(raw string, words []string, types map[string]manifest.Argumen
 }
 
 // printFrame prints one JSON value of a stream: a line, or with -o yaml a document, so that a reader can
-// use each value when it comes. -o json prints lines as well: an indented list would end only with the
-// stream. Frames have been checked against their schema (client.Metrics).
+// use each value when it comes. -o json prints lines too, since a JSON list would end only with the stream.
 func printFrame(cmd *cobra.Command, out *cli.Output, frame []byte) error {
 	if out.Format == "yaml" {
 		fmt.Fprintln(cmd.OutOrStdout(), "---")

@@ -14,10 +14,9 @@ import (
 	"agentctl/term"
 )
 
-// Two forms of a result. Over POST /mcp/tools/call a tool with structured results answers with that JSON
-// and nothing around it; any other answers {"content": [block, ...]}, with "isError" if it failed, as MCP
-// defines it (2025-11-25, server/tools). Only the second is turned into text: the first is data, and a
-// script reads it.
+// A result has one of two forms over POST /mcp/tools/call: the bare JSON of a tool with structured results,
+// or {"content": [block, ...]} of any other tool, with "isError" if it failed (MCP 2025-11-25, server/tools).
+// Only the second is turned into text for people: the first is data, for scripts too.
 
 // printResult prints the result of a tool for people: content blocks as text, anything else as a line
 // of JSON. The text is escaped for the terminal: a board or a plugin wrote it.
@@ -70,10 +69,10 @@ func contentText(result json.RawMessage) (text string, ok bool) {
 }
 
 // String returns the text of a block, and for binary data its type and size: bytes of an image do not
-// belong on a terminal. -o json prints them. The caller escapes the text: all of it is a plugin's or a
-// board's.
+// belong on a terminal. -o json prints them. The caller escapes the text, all of which a plugin or a board
+// wrote.
 func (b *contentBlock) String() string {
-	// Base64 says how many bytes it holds without being decoded; padding is optional here.
+	// The length of base64 shows how many bytes it holds; padding is optional here.
 	binary := func(kind, mime, data string) string {
 		return fmt.Sprintf("[%s, %s, %s]", kind, cmp.Or(mime, "of unknown type"), term.Bytes(uint64(base64.RawStdEncoding.DecodedLen(len(strings.TrimRight(data, "="))))))
 	}
@@ -99,8 +98,8 @@ func (b *contentBlock) String() string {
 // callFailed returns call with err in it. If the tool itself answered with an error, the answer becomes
 // the error's text, and with -o it is printed on stdout too, for the program that reads it there.
 //
-// The type is compared and not searched: a ToolError that another error wraps would lose what that one
-// says.
+// A ToolError inside another error stays as it is (hence no errors.As): the text of the outer one would be
+// lost.
 func callFailed(cmd *cobra.Command, out *cli.Output, err error, call *cli.CallError) error {
 	call.Err = err
 	answer, ok := err.(*client.ToolError)

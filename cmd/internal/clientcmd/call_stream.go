@@ -15,10 +15,10 @@ import (
 	"agentctl/transport/sse"
 )
 
-// A metric stream ends for reasons that pass: the relay restarts, the board's network fails, the token of
-// a context ends after an hour. So call follows it (client.Follow), which opens it again with growing
-// waits, reports the gap, and fills it with --backfill. The first attempt is not repeated: a wrong name or
-// token would fail forever.
+// A metric stream is often interrupted for a reason that passes: the relay restarts, the board's network
+// fails, the token of a context ends after an hour. client.Follow opens it again with growing waits, reports
+// the gap, and fills it with --backfill. The first attempt is not repeated: a wrong name or token would fail
+// forever.
 
 // streamFlags say what to do when a stream is interrupted.
 type streamFlags struct {
@@ -43,12 +43,12 @@ func (f *streamFlags) check() error {
 // --no-reconnect says otherwise. It reports interruptions on stderr, because frames go to stdout.
 //
 // It returns nil when ctx ends after the first frame: Ctrl-C and --for are the usual ends of a stream.
-// Everything runs in the caller's goroutine, fn and the callbacks included, so that nothing here needs a
-// lock. rc serves --no-reconnect. Follow makes a client for each attempt, which has a token that was
-// replaced meanwhile.
+// fn and the callbacks run in the caller's goroutine, so that nothing here needs a lock. rc is used with
+// --no-reconnect only: Follow makes a client for each attempt, which reads a token file that was replaced
+// meanwhile.
 func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.RelayFlags, rc *client.Client, tool string, arguments json.RawMessage, fn func([]byte) error) error {
 	if f.once {
-		// The exit code says why the stream ended, and a normal end is none of the reasons.
+		// The exit code says why the stream was interrupted; a normal end is no interruption.
 		err := rc.Metrics(ctx, tool, arguments, fn)
 		var closed *client.StreamClosedError
 		if errors.As(err, &closed) && closed.Code == sse.Normal {
@@ -77,8 +77,8 @@ func (f *streamFlags) run(ctx context.Context, cmd *cobra.Command, rf *cli.Relay
 
 // gapText describes an interruption that has ended: what was missed, and how much of it was filled.
 //
-// Times are those of the frames before and after the gap, so of the board's clock, in this machine's zone.
-// Missed is an estimate from the interval that was asked for.
+// The times are those of the frames before and after the gap: by the board's clock, in this machine's zone.
+// Missed is an estimate from the requested interval.
 func gapText(g *client.Gap, backfill bool) string {
 	at := func(ms int64) string { return time.UnixMilli(ms).Format(time.RFC3339) }
 	text := fmt.Sprintf("missed %s to %s: %d frames", at(g.FromMS), at(g.ToMS), g.Missed)

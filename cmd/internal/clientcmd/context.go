@@ -10,12 +10,8 @@ import (
 	"agentctl/term"
 )
 
-// A context is a file of mode 0600 in this user's configuration directory (package login), which has a
-// relay, a private key and the newest token. These commands read and change those files and call no relay.
-// Errors of a file have their next step from cli.ExplainContext; such an error is exit code 1.
-
-// NewContext returns the commands context, which list, choose and remove what login makes. Neither tokens
-// nor keys are printed, in no format.
+// NewContext returns the commands context, which list, choose and remove what login makes. They read and
+// change files of this user (package login) and call no relay. No format of their output has a token or a key.
 func NewContext() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "context",

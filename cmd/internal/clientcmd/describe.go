@@ -39,7 +39,7 @@ func NewDescribe() *cobra.Command {
 }
 
 // describeNode prints a board, a line for each attribute that is set. A name that the board proposed is
-// marked, because it is data of the board (docs/glossary.md), which another board could propose too.
+// marked: no operator has confirmed it (docs/glossary.md, proposed name).
 func describeNode(cmd *cobra.Command, n *client.Node) error {
 	name := n.Name
 	if !n.NameSet {

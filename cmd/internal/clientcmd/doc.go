@@ -20,14 +20,14 @@
 // default. The next commands that tickets prints repeat the flags that were given (cli.RelayHint), since
 // without them they would go to another relay.
 //
-// # Whose words
+// # Untrusted text
 //
 // Boards, plugins, agents and the relay write names, messages and results. What goes to a terminal is
 // escaped (term.SafeLine, term.SafeText, term.JSONWriter); into a pipe JSON goes as it came.
 //
 // # Errors
 //
-// Package client returns typed errors, and cli.Explain gives them exit codes: 2 what was typed, 3 no
-// relay, 4 the token, 5 the board, 7 the time of --for or the relay's deadline, and 1 the rest, such as an
-// error that a tool answers with.
+// Package client returns typed errors, and cli.Explain gives them exit codes: 2 for what was typed, 3 for a
+// relay that does not answer, 4 for the token, 5 for the board, 7 when --for or the relay's deadline is over,
+// and 1 for others, such as an error that a tool answers with.
 package clientcmd

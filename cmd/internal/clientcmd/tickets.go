@@ -14,12 +14,12 @@ import (
 	"agentctl/duration"
 )
 
-// The queue belongs to the relay's plugin tickets (docs/tickets.md), and these commands are its client for
-// people: they add flags, partial ids, --dry-run and an undo. Nothing is decided here that the plugin does
-// not decide again: who may approve, which status can follow which, how long a text may be.
+// The queue belongs to the relay's plugin tickets (docs/tickets.md). These commands are its client for
+// people: they add flags, partial ids, --dry-run and an undo. The rules are the plugin's: who may approve,
+// which status can follow which, how long a text may be.
 //
-// Changes are not atomic with the read before them. The plugin checks the state when the change arrives,
-// and refuses one that no longer fits, which is exit code 1.
+// A ticket can change between the read and the change of a command. The plugin checks the state when the
+// change arrives, and refuses one that no longer fits (exit code 1).
 
 // ticketCmd has the flags that the subcommands share. Each subcommand has one, because each has a separate
 // flag set.
@@ -66,7 +66,7 @@ func newTicketsLs() *cobra.Command {
 			if limit < 1 {
 				return cli.Errorf(cli.ExitUsage, "--limit must be at least 1")
 			}
-			// No --status is any status.
+			// Without --status all statuses are listed.
 			if err := checkWord("--status", "status", status, client.TicketStatuses); status != "" && err != nil {
 				return err
 			}

@@ -34,8 +34,8 @@ func newTicketsComment() *cobra.Command {
 	return t.addFlags(c, true)
 }
 
-// newTicketsAssign returns the command tickets assign. Nobody is written -, so that the undo of a first
-// assignment can be typed too.
+// newTicketsAssign returns the command tickets assign. "-" stands for nobody, so that a command can undo the
+// first assignment too.
 func newTicketsAssign() *cobra.Command {
 	var t ticketCmd
 	c := &cobra.Command{
@@ -140,8 +140,8 @@ func nextCommand(cmd *cobra.Command, words ...string) string {
 // That goes to stderr, and the ticket with -o to stdout. Without -o stdout has only the id of a new
 // ticket: id=$(agentctl tickets create TITLE).
 //
-// With --dry-run it prints the call, and describe may be nil. Without that, describe gets the ticket as
-// the relay answers it.
+// With --dry-run it prints the call, and does not use describe. Else describe gets the ticket as it is after
+// the change.
 func (t *ticketCmd) change(cmd *cobra.Command, rc *client.Client, verb string, args any, describe func(*client.Ticket) (did, undo string)) error {
 	if t.dryRun {
 		line, err := json.Marshal(args)

@@ -18,10 +18,9 @@ import (
 // can verify an answer could also have made it, and the key file is a secret. It needs no relay, and works
 // years later with a copy of the key.
 //
-// The steps: read the key; parse the saved answer, in one of the forms of stages.ParseAnswer; add from the
-// flags what was requested, since a signature covers the request and an answer does not name it; compare.
-// Each failure is exit code 1, and a wrong combination of flags 2, so that a script trusts an answer on 0
-// only.
+// The signature covers the request, which an answer does not contain: the flags say what was requested.
+// The exit code is 1 for any failure and 2 for a wrong combination of flags, so that a script can trust an
+// answer on 0 alone.
 
 // verified is what verify prints with -o, only for a good signature. Kid names the key, and Tool or URI
 // what was verified with it.

@@ -16,13 +16,12 @@ import (
 	"agentctl/term"
 )
 
-// emit is called by scripts and hooks, where an event is worth less than the script: so it has a bound of
-// time, no retry, and exit code 0 whatever happens, unless --strict asks for more. It does not repeat a
-// request whose answer is missing: the gateway may have taken the event, and subscribers would get it
-// twice.
+// Scripts and hooks call emit, and must not fail or wait because of it: it has a short timeout, and exit
+// code 0 unless --strict says otherwise. It does not repeat a request whose answer is missing: the gateway
+// may have taken the event, and subscribers would get it twice.
 
-// emitTimeout is for the request, connection and TLS included. stdin is read before it: a pipe is as slow
-// as the program that fills it.
+// emitTimeout is for the request, connection and TLS included. It does not include reading stdin, which is as
+// slow as the program that fills the pipe.
 const (
 	emitTimeout  = time.Second
 	maxEmitStdin = 256 << 10 // bytes of stdin; the gateway takes less
@@ -31,9 +30,8 @@ const (
 // newEmit returns the command emit. It is for scripts: without --strict neither a missing gateway nor a
 // wrong token fails the script, and emitTimeout bounds how long it waits.
 //
-// What is wrong with the command line itself, such as an unknown flag, fails without --strict too. On
-// success it prints the id on a terminal or with -o, and nothing into a pipe: cron mails what a command
-// prints.
+// A mistake in the command line itself, such as an unknown flag, fails without --strict too. On success it
+// prints the id on a terminal or with -o, and nothing into a pipe: cron mails what a command prints.
 func newEmit() *cobra.Command {
 	var to emitTarget
 	var strict bool
@@ -78,9 +76,8 @@ MCP_SSE_AUTH_TOKEN (or from the file named by NAME_FILE), in this order.`,
 	return c
 }
 
-// emitTarget says which gateway an event goes to. address may lack the path of the ingest endpoint, which
-// newGateway adds. The fields are the flags, with the environment as their defaults; the token's variables
-// are read in token.
+// emitTarget says which gateway an event goes to. Its fields are flags. newGateway adds the path of the
+// ingest endpoint to an address without one.
 type emitTarget struct{ address, tokenFile, caFile, caSHA256 string }
 
 // emit publishes one event and returns its id, which is that of the gateway's order. data "-" is read from

@@ -14,9 +14,8 @@
 //
 // # Builds
 //
-// events.go has the commands of a build without a relay, and of other systems than Linux; events_full.go,
-// serve.go, replay.go and replay_verify.go are of the full build on Linux. The tests in docs_test.go check
-// the scripts and the table of docs/events.md.
+// events_full.go, serve.go, replay.go and replay_verify.go are in the full build on Linux only. The tests in
+// docs_test.go run the scripts of docs/events.md and check its table.
 package eventscmd
 
 import (
@@ -31,11 +30,8 @@ import (
 	"agentctl/cmd/internal/cli"
 )
 
-// NewClient returns the commands of a build without a relay. absent makes those that such a build
-// only names, to say where they are.
-//
-// A hidden command in place of a missing one answers better than "unknown command": the manual has serve
-// and replay.
+// NewClient returns the commands of a build without a relay. absent makes a hidden command in place of each
+// that is missing, which says where it is: the documents mention serve and replay.
 func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: "events", Short: "Subscribe to and publish topic events", Long: "Subscribe to and publish topic events of a gateway (docs/events.md)."}
 	c.AddCommand(newTail(), newEmit(), absent("serve"), absent("replay"))
@@ -45,8 +41,8 @@ func NewClient(absent func(name string) *cobra.Command) *cobra.Command {
 // newGateway makes the client of a gateway for the endpoint at path. flag is where a person gave the
 // address, for the text of an error.
 //
-// The error is client.ErrURL, or client.ErrCleartext: a token is not sent over http:// beyond loopback.
-// Both are exit code 2.
+// The error is client.ErrURL, or client.ErrCleartext: a token is not sent over http:// beyond loopback. The
+// exit code of both is 2.
 func newGateway(flag string, o client.Options, path string) (*client.Gateway, error) {
 	g, err := client.NewGateway(o, path)
 	if err != nil {
@@ -56,9 +52,8 @@ func newGateway(flag string, o client.Options, path string) (*client.Gateway, er
 }
 
 // envToken returns the token in an environment variable or in the file that NAME_FILE names, "" if
-// neither is set. A file is the better place: other processes of the user see the environment.
-//
-// If both are set, the variable counts. serve refuses that (gateway.FromEnv).
+// neither is set. A file is the better place: other processes of the user see the environment. The variable
+// takes precedence; 'events serve' refuses to have both (gateway.FromEnv).
 func envToken(name string) (string, error) {
 	if v := os.Getenv(name); v != "" {
 		return v, nil

@@ -155,8 +155,8 @@ func shortPayload(payload []byte) string {
 	return strings.ToValidUTF8(string(payload[:maxPayload-3]), "") + "..."
 }
 
-// end completes the output after the last event. That no event was selected is said on stderr for people,
-// and is an empty output or list for programs; the exit code is 0.
+// end completes the output after the last event. If there was none, people get a sentence on stderr, and
+// programs an empty output or list; the exit code is 0.
 func (p *eventPrinter) end(stderr io.Writer) (err error) {
 	switch {
 	case p.format == "json" && p.n == 0:

@@ -16,12 +16,14 @@ import (
 	"agentctl/term"
 )
 
-// Three checks in one (relay.VerifyReplay has the method): two rebuilds from the log give the same state,
-// so that the rebuild is deterministic; the running relay has this state too, so that nothing is in its
-// memory that a restart would lose; and the hashes of the events that it rebuilds from fit. It writes
-// nothing, and tries again by itself when events are removed while it reads.
+// events replay --verify makes three checks (relay.VerifyReplay has the method):
 //
-// Comparing needs the relay's user or root: the state of a running relay is read over its local socket.
+//	two rebuilds from the log give the same state     the rebuild is deterministic
+//	the running relay has that state                  a restart would lose nothing that is in its memory
+//	the hashes of the events used fit                 no single event was damaged or edited
+//
+// It writes nothing, and tries again by itself when events are removed while it reads. It needs the rights of
+// the relay's user or root: the state of a running relay is read over its local socket.
 
 // verifyReplay is events replay --verify. What it finds goes to stdout first, so that -o json has it;
 // the error that follows decides the exit code and names the next command.

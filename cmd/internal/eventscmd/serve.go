@@ -27,8 +27,7 @@ import (
 //	SIGINT or SIGTERM        the gateway ends its streams, the log writes what was accepted; exit code 0
 //	stop, waitReloads        a reload that is under way ends before the command does
 //
-// The goroutines are those of the gateway, of the log, and one for reloads (serving.Reloads), which ends
-// with ctx. The log goes to stderr; stdout has the line of readiness only, which programs wait for.
+// The log goes to stderr; stdout has the line of readiness only, which programs wait for.
 
 // serveFlags are the flags of serve. listen and origins replace what the environment says if they were
 // given; the settings without a flag are in the environment only (serving.GatewayEnv).
@@ -75,7 +74,7 @@ bad stays as it was.`,
 
 // run serves until the command's context ends.
 func (s *serveFlags) run(cmd *cobra.Command) error {
-	// Before all else: SIGHUP without a receiver would end the process.
+	// First, because SIGHUP without a receiver would end the process.
 	ctx, hup, stopHangups := cli.NotifyReload(cmd.Context())
 	defer stopHangups()
 	ctx, stop := context.WithCancel(ctx) // ends the reloads after the gateway
@@ -111,7 +110,7 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 	if err := relay.RaiseMaxFiles(); err != nil {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
-	// When the signal comes, not when the command ends: systemd shows a long drain as deactivating.
+	// When the signal arrives, not when the command ends: systemd then shows a long drain as "deactivating".
 	defer context.AfterFunc(ctx, daemon.NotifyStopping)()
 	waitReloads := func() {} // until the gateway is ready: there are no reloads before
 	err = relay.ServeGateway(ctx, o, s.dir, func(base string, g *gateway.Gateway) {
@@ -133,8 +132,8 @@ func (s *serveFlags) run(cmd *cobra.Command) error {
 }
 
 // reload reads again what may change while the gateway serves: the certificate, the tokens and the
-// origins. certificate may be nil. Each of the two parts that fails leaves what was there before in force,
-// and the other is done all the same; the result is in the log and in systemctl status (serving.Reloads).
+// origins. certificate may be nil. If one of both fails, what it had before stays in force, and the other is
+// reloaded all the same. serving.Reloads logs the result and puts it into systemctl status.
 //
 // Tokens and origins change together or not at all. A gateway with a token stays one with a token, because
 // where it listens was decided by that (gateway.SetAccess).

@@ -16,11 +16,10 @@ import (
 	"agentctl/term"
 )
 
-// The stream is opened again by client.Gateway.Tail, in the goroutine of the command, with the id of the
-// last event: the gateway then sends what came in between, from its ring or its log. The first attempt
-// must reach the gateway, because a wrong address shows there; a refused token ends tail at any time. A
-// slow reader of stdout holds up the stream; the gateway then drops events and says how many, and tail
-// asks for them again.
+// client.Gateway.Tail opens an interrupted stream again, with the id of the last event: the gateway then
+// sends what came in between, from its ring or its log. The first attempt must succeed, so that a wrong
+// address is an error; a refused token ends tail at any time. A slow reader of stdout delays the stream. The
+// gateway then drops events and says how many, and tail asks for them again.
 
 // newTail returns the command tail. What is received goes to stdout, and what happens to the connection to
 // stderr: a gap in the events is reported there and is no error.
@@ -102,7 +101,7 @@ func (t *tailFlags) run(cmd *cobra.Command) error {
 	// both once it was connected.
 	timedOut := errors.Is(ctx.Err(), context.DeadlineExceeded)
 	switch {
-	// Never so without --count, which is 0 then.
+	// Without --count Count is 0, and this is false.
 	case timedOut && printed < t.limit.Count:
 		return cli.Errorf(cli.ExitTimeout, "%d of %d events came within the time of --for", printed, t.limit.Count)
 	case timedOut && errors.Is(err, context.DeadlineExceeded):

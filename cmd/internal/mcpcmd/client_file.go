@@ -16,9 +16,8 @@ import (
 )
 
 // The file belongs to another program, and to a person who has put work into it. So a change is shown as a
-// diff before it is written, the content before stays in a backup beside the file, and the file is
-// replaced as a whole: a power cut leaves the old or the new one (clientconfig.File.Write). Comments,
-// order and other entries stay byte for byte.
+// diff before it is written, the old content is kept in a backup beside the file, and the file is replaced
+// as a whole: a power cut leaves the old or the new one (clientconfig.File.Write).
 
 // fileEdit has the flags of commands that change an MCP client's file.
 type fileEdit struct {
@@ -99,8 +98,8 @@ func (e *fileEdit) apply(cmd *cobra.Command, cl *clientconfig.Client, noChange s
 	return true, err
 }
 
-// explainClientFile adds the next step to an error about a client's file. Each text says that the file is
-// unchanged: people fear for their configuration first.
+// explainClientFile adds the next step to an error about a client's file, and says that the file is
+// unchanged, which is what people want to know first.
 func explainClientFile(cl *clientconfig.Client, err error) error {
 	path := ""
 	if fe := new(clientconfig.FileError); errors.As(err, &fe) {

@@ -13,11 +13,11 @@ import (
 	"agentctl/term"
 )
 
-// newConnect returns the command connect. What is wrong with the relay or the token is found before the
-// client's file is read, because the client would show it to nobody.
+// newConnect returns the command connect. It checks the relay and the token before it reads the client's
+// file: the client would hide what is wrong with them.
 //
-// It may be repeated: an entry that is there already is no error and no change, and one with other flags
-// replaces the fields that agentctl owns. The diff and the result go to stdout, hints to stderr.
+// It may be repeated. The same flags change nothing, and others replace the keys that agentctl sets
+// (clientconfig.Client.Connect). The diff and the result go to stdout, hints to stderr.
 func newConnect() *cobra.Command {
 	var entry entryFlags
 	var edit fileEdit
@@ -63,9 +63,8 @@ then needs a long-lived token in its environment.`,
 	return withClient(c, true)
 }
 
-// newDisconnect returns the command disconnect. It needs neither a relay nor a context: a client must be
-// able to leave a relay that is gone. The printed undo makes an entry with the usual flags; the file
-// before it is in the backup.
+// newDisconnect returns the command disconnect. It needs neither a relay nor a context, since the relay may
+// be gone. The printed undo makes an entry with default flags; the entry as it was is in the backup.
 func newDisconnect() *cobra.Command {
 	var edit fileEdit
 	c := &cobra.Command{
@@ -89,9 +88,8 @@ func newDisconnect() *cobra.Command {
 	return withClient(c, true)
 }
 
-// newConfig returns the command config. It knows also the clients whose files agentctl does not edit.
-//
-// It reads and writes no file, so it also helps where a client's file is damaged or on another machine.
+// newConfig returns the command config, also for clients whose files agentctl does not edit. It does not
+// read the client's file, which may be damaged or on another machine.
 func newConfig() *cobra.Command {
 	var entry entryFlags
 	c := &cobra.Command{

@@ -74,7 +74,8 @@ func (e *entryFlags) server(cmd *cobra.Command) (s clientconfig.Server, hint str
 	if err != nil {
 		return s, "", err
 	}
-	// The default relay is on this machine, and is not meant by somebody who names none.
+	// The default relay of other commands, on this machine, is not used: who names none has probably forgotten
+	// to log in.
 	isNamed := e.relay.IsSet("relay") || os.Getenv("AGENTCTL_RELAY") != ""
 	switch {
 	case e.http && saved != nil:
@@ -125,16 +126,14 @@ func joinHints(a, b string) string {
 	return a + "\n" + b
 }
 
-// toolsetTimeout bounds the question of checkToolset to the relay. The entry is written without the
-// answer, so that a person should not wait long for it.
+// toolsetTimeout bounds the request of checkToolset to the relay. Without an answer the entry is written all
+// the same, after this wait.
 const toolsetTimeout = 5 * time.Second
 
 // checkToolset refuses a --toolset with a word that the relay does not know, before it is in a
-// client's file, where only the model would see the refusal. Only the relay knows its plugins. One that
-// cannot be asked now is no error: a client may be set up before its relay runs.
-//
-// Only a refusal with 400 is about the toolset. Any other error, such as a token that is refused, becomes
-// the hint.
+// client's file, where only the model would see the refusal. Only the relay knows its plugins. A relay that
+// cannot be asked now is no error: a client may be set up before its relay runs. A refusal with 400 is about
+// the toolset; any other error, such as a refused token, becomes the hint.
 func (e *entryFlags) checkToolset(ctx context.Context) (hint string, err error) {
 	isPlugin := func(word string) bool { return !slices.Contains(client.Toolsets, word) }
 	if !slices.ContainsFunc(strings.Split(e.toolset, ","), isPlugin) {
@@ -208,9 +207,9 @@ func (e *entryFlags) httpServer(cmd *cobra.Command) (s clientconfig.Server, hint
 }
 
 // selfPath returns the absolute path of this program: the one that the shell found, because that one stays
-// the same when a package is updated. On Linux os.Executable is the file behind symbolic links, in a
-// directory with a version number for instance. Where the shell's path is another file, that of the
-// executable is certain.
+// the same when a package is updated. On Linux os.Executable is the target of symbolic links, such as a
+// directory with a version number. If the path that the shell would find is another program, it is used all
+// the same.
 func selfPath() (string, error) {
 	self, err := os.Executable()
 	if err != nil {

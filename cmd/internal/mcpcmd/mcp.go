@@ -7,9 +7,9 @@
 //	                                agentctl mcp --local ── in memory ──► kernel with this board (mcplocal)
 //
 // In both cases the bridge is package relay/mcp/stdio, and only the HTTP client and the URL differ. An MCP
-// client starts the program whenever it starts itself, with few variables and in any directory, and its
-// user rarely sees stderr. So connect checks what it can while a person is there, and what may pass, such
-// as a relay that is away, the bridge answers to requests as an error and goes on.
+// client starts the program in any directory and with few variables, and its user rarely sees stderr. So
+// connect checks what it can while a person is there. A fault that may pass, such as a relay that is away,
+// does not end the bridge: the client gets it as the answer to its requests.
 //
 // # Files
 //
@@ -18,7 +18,7 @@
 //	local.go         --local; local_other.go refuses it where no daemon can be
 //	connect.go       connect, disconnect and config
 //	entry.go         what an entry in a client's file has, from the same flags for connect and config
-//	client_file.go   the dialog around a change of a client's file (package clientconfig)
+//	client_file.go   shows a change of a client's file, asks, and writes it (package clientconfig)
 package mcpcmd
 
 import (
@@ -36,8 +36,8 @@ import (
 
 // New returns the command mcp with its subcommands.
 //
-// The toolset is by default the one for models, whose number of tools does not grow with the fleet. An
-// empty --toolset leaves the choice to the relay.
+// The default toolset is fleet, whose number of tools does not grow with the boards. An empty --toolset
+// leaves the choice to the relay.
 func New() *cobra.Command {
 	b := bridgeFlags{relay: cli.RelayFlags{ForMCP: true}}
 	c := &cobra.Command{
@@ -77,8 +77,7 @@ dots.`,
 	return c
 }
 
-// bridgeFlags are the flags of mcp. relay and toolset count without local only, and socket with it only:
-// the tools of one board need no toolset.
+// bridgeFlags are the flags of mcp. relay and toolset are ignored with local, and socket without it.
 type bridgeFlags struct {
 	relay                            cli.RelayFlags
 	local                            bool
@@ -101,11 +100,10 @@ func (b *bridgeFlags) run(cmd *cobra.Command) error {
 		return cli.Errorf(cli.ExitUsage, "--names %s is neither flat nor dotted", b.names)
 	}
 	ctx := cmd.Context()
-	// The hint is for the model: it is in the answer to a request that the relay refused with 401.
+	// The bridge adds the hint to its answer where the relay refused a request with 401.
 	o := stdio.Options{Logger: log, TokenHint: "agentctl mcp reads it from --token-file or MCP_TOKEN"}
 	if b.local {
-		// Here a daemon that does not run ends the command (exit code 3): its tools are read once, at the
-		// start.
+		// The board's tools are read once, at the start: without a daemon the command ends (exit code 3).
 		closeServer, err := serveLocal(ctx, b.socket, log, &o)
 		if err != nil {
 			return err
@@ -144,8 +142,8 @@ func (b *bridgeFlags) useRelay(ctx context.Context, o *stdio.Options) error {
 		o.Token, o.TokenHint = saved.Token, "log in again with a new invite: agentctl login"
 	}
 	o.Token = checkAgentID(o.Token)
-	// This may refresh the token of a context. The same error comes again with the first request, which is
-	// answered with it.
+	// This may refresh the token of a context. Any other error comes again with the first request, and is its
+	// answer.
 	if _, err := o.Token(ctx, ""); errors.As(err, new(*agentIDError)) {
 		return cli.Errorf(cli.ExitUnauthorized, "%w", err)
 	}

@@ -24,16 +24,16 @@ const packagedPlugins = "/usr/local/lib/agentctl-relay/plugins"
 // adoption is one run of 'plugin adopt': its flags, and what it found on the way. run has the steps:
 // locate, prepare, process.Adopt, finish.
 //
-//	locate          nothing is started or written before the name, the flags and the folder are right
-//	prepare         the command becomes one that starts from any directory; a package is installed in the
+//	locate          checks the name, the flags and the folder, before anything is started or written
+//	prepare         makes the command one that starts from any directory, and installs a package in the
 //	                stage, a folder beside those of the plugins
-//	process.Adopt   the server runs once, in the stage or in the plugin's folder, and says what it has
-//	finish          the report, plugin.json, and the relay
+//	process.Adopt   starts the server once, in the stage or in the plugin's folder, and asks what it offers
+//	finish          prints the report, writes plugin.json, and loads the plugin
 //
 // Until finish the folder of the plugin is as it was, so that an error or Ctrl-C leaves what was
 // adopted before. A process that is killed leaves its stage, which a later adoption removes.
 //
-// Run as root it works for the relay's user: the server runs as that user, who gets what is installed.
+// Typed by root, it works for the relay's user: the server runs as that user, who owns what is installed.
 type adoption struct {
 	relay     cli.RelayFlags
 	out       cli.Output
@@ -109,9 +109,9 @@ machine, as the user of the relay or as root. With a token of an operator the pl
 }
 
 // run adopts the server. It changes nothing in the plugin's folder before the server has answered and,
-// where it would replace another manifest, before the operator has seen the difference (--again). It
-// prints the report to stdout and the progress of an installation to stderr. The exit code is 2 for
-// flags and commands that cannot be, 1 for a server that cannot be adopted or a manifest that differs.
+// where it would replace another manifest, before the operator has seen the difference (--again). The
+// report goes to stdout, the progress of an installation to stderr. The exit code is 2 for invalid flags or
+// an invalid command, 1 for a server that cannot be adopted or a manifest that differs.
 func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	if err := a.locate(); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 	syscall.Umask(0o022) // the relay's user has to read what root installs
 	m := process.PluginManifest{Command: command}
 	if len(command) == 0 {
-		// Without --again a name alone is a mistake: it would start a server that nobody has named.
+		// Without --again a name alone is a mistake: it would start the program of an old plugin.json.
 		if a.previous == nil || !a.again {
 			return cli.Errorf(cli.ExitUsage, "give the command of the server after --: agentctl plugin adopt %s -- COMMAND ARG...", a.name)
 		}
@@ -157,8 +157,9 @@ func (a *adoption) run(cmd *cobra.Command, command []string) (err error) {
 
 // locate checks the name and the flags, and finds the plugin's folder and what was adopted before. A
 // manifest that cannot be read is an error unless --again replaces it.
-// The plugin directory is --plugin-dir, else that of the packages if the state directory is theirs,
-// else plugins in the state directory, as for the relay.
+//
+// The plugin directory is --plugin-dir, or that of the packaged relay if the state directory is that
+// relay's, or plugins in the state directory: the one that the relay uses.
 func (a *adoption) locate() (err error) {
 	if err := process.CheckName(a.name); err != nil {
 		return cli.Errorf(cli.ExitUsage, "%w", err)
@@ -169,7 +170,7 @@ func (a *adoption) locate() (err error) {
 	if a.stateDir, err = filepath.Abs(a.stateDir); err != nil {
 		return err
 	}
-	// The sandbox hides this directory from the server; a wrong one would hide nothing of value.
+	// The sandbox hides this directory from the server. With a wrong one the relay's keys would not be hidden.
 	if _, err := os.Stat(a.stateDir); err != nil {
 		return fmt.Errorf("%w: name the relay's state directory with --state-dir DIR", err)
 	}
@@ -206,7 +207,7 @@ func (a *adoption) addFlags(m *process.PluginManifest) error {
 		if m.Env == nil {
 			m.Env = make(map[string]string)
 		}
-		// The map may be that of a.previous, of which only the bytes are compared later.
+		// The map may belong to a.previous. That is no harm: finish compares the bytes of the file.
 		m.Env[name] = value
 	}
 	for _, l := range []struct {

@@ -27,21 +27,21 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 	if err != nil {
 		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
-	// Also without a package: the server starts there, and a failure leaves no folder of a plugin.
+	// Needed without a package too: the server starts there, so that a failure leaves no plugin's folder.
 	if a.stage, err = process.NewStage(a.pluginDir); err != nil {
 		return err
 	}
 	var read []string
 	if isNPX {
-		// It names the folder in which the package will be, which is not the stage.
+		// The folder that is printed is the final one, not the stage.
 		fmt.Fprintf(cmd.ErrOrStderr(), "installing %s in %s\n", pkg, filepath.Join(a.folder, process.NPMFolder))
 		command, err := process.InstallNPM(cmd.Context(), a.stage.Dir(), pkg)
 		if err != nil {
 			return a.explain(err)
 		}
-		// Node and the arguments get absolute paths, as they are here. The script keeps its path below
-		// the folder, so that it is found in the stage now and in the plugin's folder later.
-		m.Command = append(command[:1:1], args...) // the script is added below: its path is one of the stage
+		// Node and the arguments get absolute paths. The path of the script stays relative to the folder, so
+		// that it is found in the stage now and in the plugin's folder later: it is inserted afterwards.
+		m.Command = append(command[:1:1], args...)
 		if m.Command, read, err = process.CompleteCommand(m.Command); err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 		return cli.Errorf(cli.ExitUsage, "%w", err)
 	}
 	for _, path := range read {
-		// A path that --write names may be read as well.
+		// What may be written may be read too.
 		if !slices.Contains(m.Sandbox.Write, path) {
 			addPath(&m.Sandbox.Read, path)
 		}
@@ -63,10 +63,11 @@ func (a *adoption) prepare(cmd *cobra.Command, m *process.PluginManifest) error 
 }
 
 // explain adds to an error of the installation or of the server what the server wrote to stderr, which is
-// where most of them say what is missing, and the next step. Both texts are the server's: SafeText.
+// where most of them say what is missing, and the next step. The server wrote both texts: SafeText replaces
+// what could control the terminal.
 func (a *adoption) explain(err error) error {
 	e, ok := errors.AsType[*process.AdoptError](err)
-	// An error of this side, such as a lack of space, has nothing of the server and no such next step.
+	// Other errors, such as a full disk, are not the server's, and more permissions do not help.
 	if !ok {
 		return fmt.Errorf("adopt %s: %w", a.name, err)
 	}
@@ -80,7 +81,7 @@ func (a *adoption) explain(err error) error {
 // finish shows the manifest, writes it unless it would replace another one, and loads it. A manifest that
 // is the same as the one that is there is written again: the program beside it may be a newer one.
 func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
-	// Bytes and not values: a manifest that somebody has edited differs, and the edit would be lost.
+	// Bytes are compared and not values, because writing would lose any edit by hand.
 	isSame := bytes.Equal(a.previousJSON, found.JSON)
 	r := newAdoptReport(a, found)
 	r.relayFlags += cli.GivenFlags(cmd, "relay", "ca-file", "ca-sha256")
@@ -92,7 +93,7 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 		if err := a.out.Print(cmd, r, func() error { return r.print(cmd) }); err != nil {
 			return err
 		}
-		// A script sees by the exit code that nothing was written, although the report is complete.
+		// The report is complete; the exit code says that nothing was written.
 		return cli.Errorf(cli.ExitFailure, "%s exists and differs; review the difference, then replace it with: agentctl plugin adopt %s --again%s -- COMMAND", filepath.Join(a.folder, "plugin.json"), a.name, cli.GivenFlags(cmd, "state-dir", "plugin-dir"))
 	case !a.dryRun:
 		if err := process.WriteFolder(a.folder, a.stage, found.JSON); err != nil {
@@ -108,8 +109,8 @@ func (a *adoption) finish(cmd *cobra.Command, found *process.Adoption) error {
 }
 
 // load loads the plugin into the relay that runs, if the flags have a token. Without one, the report
-// names the command: an operator may want to review the manifest first.
-// After an error the plugin that was loaded before goes on.
+// names the command: an operator may want to review the manifest first. After an error the plugin that was
+// loaded before goes on.
 func (a *adoption) load(ctx context.Context, r *adoptReport) error {
 	if a.relay.TokenFile == "" {
 		return nil

@@ -16,9 +16,8 @@ import (
 	"agentctl/term"
 )
 
-// adoptReport is what 'plugin adopt' found and did.
-// Its JSON is for scripts and stays compatible. Diff is a unified diff of the two plugin.json. Written
-// and Loaded say how far the command came.
+// adoptReport is what 'plugin adopt' found and did. Its JSON is for scripts and stays compatible. Diff is in
+// the unified format. Written and Loaded say how far the command got.
 type adoptReport struct {
 	Name      string                  `json:"name"`
 	Version   string                  `json:"version"`
@@ -85,7 +84,7 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 			fmt.Fprintf(&b, "  tools with the scope %s: %s\n", scope, strings.Join(names, ", "))
 		}
 	}
-	// Prompts and resources name no capability, so they need the first: the scope to read.
+	// Prompts and resources declare no capability; the relay requires the plugin's first one, NAME.read.
 	if len(r.Prompts) > 0 {
 		fmt.Fprintf(&b, "  prompts with the scope %s: %s\n", r.Scopes[0], strings.Join(r.Prompts, ", "))
 	}
@@ -96,7 +95,7 @@ func (r *adoptReport) print(cmd *cobra.Command) error {
 		fmt.Fprintf(&b, "  left out: %s: %s\n", l.Name, l.Reason)
 	}
 	r.printSandbox(&b)
-	// The diff comes last but for the next steps: of a long report the end is what a terminal shows.
+	// The diff comes right before the next steps: of a long report a terminal shows the end.
 	if r.Diff != "" {
 		b.WriteString("\n" + r.Diff + "\n")
 	}

@@ -21,7 +21,7 @@ import (
 //	allow      consents, for some tenants; with --digest only to what was shown
 //	disallow   takes it back
 //
-// The relay stores the consent, and applies it to a plugin that runs without starting it again. It is
+// The relay stores the consent, and applies it at once to a plugin that runs, which is not restarted. It is
 // an administrative change in the audit log, with the operator's identity.
 
 // newPluginShow returns the command plugin show, by which an operator decides before plugin allow. The
@@ -55,7 +55,7 @@ to read, topics to subscribe to, events to append; and whether an operator allow
 
 // printPluginBus prints what a plugin asks for and whether it is allowed.
 func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
-	// The first row stands in the place of the heads, so that the table has keys in its first column.
+	// The table has no line of column names: the first row takes its place.
 	t := term.NewTable(cmd.OutOrStdout(), "PLUGIN", b.Name)
 	t.Row("VERSION", b.Version)
 	t.Row("DIGEST", b.Digest)
@@ -73,7 +73,7 @@ func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
 
 // allowedText describes where a plugin may act, and who decided it. relayFlags are those of the command
 // that is printed as the next step. Times are in this machine's time zone. By is empty for a plugin of
-// the binary on which nobody decided.
+// the binary, which is allowed until an operator decides.
 func allowedText(b *client.PluginBus, relayFlags string) string {
 	switch {
 	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
@@ -123,7 +123,7 @@ scope that the caller lacks.`,
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
 				return printPluginBus(cmd, b)
 			}
-			// Without --tenant the relay takes the tenant of the token; all tenants have to be typed.
+			// Without --tenant the consent is for the tenant of the token; "*" is not a default.
 			b, err := rc.AllowPlugin(cmd.Context(), args[0], digest, tenants)
 			if err != nil {
 				return err

@@ -5,6 +5,7 @@
 //
 // 'plugin adopt', 'validate' and 'serve' work on the files of this machine; all others call the
 // relay's control plane over HTTP.
+//
 // # Who runs them, and what they need
 //
 //	adopt              on the relay's machine, as root or as the relay's user: it writes into the plugin
@@ -17,15 +18,13 @@
 //
 // # Output and exit codes
 //
-// What a command found or did goes to stdout, progress and errors to stderr. Commands that read take -o
-// json and the like; those that change something take --dry-run, which asks the relay for nothing or
-// only reads. A change prints the command that undoes it, or that shows it.
+// What a command found or did goes to stdout, progress and errors to stderr. Commands that read have -o;
+// those that change something have --dry-run, with which the relay is asked for nothing or only read. A
+// change prints the command that undoes it, or one that shows it.
 //
-// The exit codes are those of package cli: 2 for a wrong argument, 3 if no relay answers, 4 if the
-// token may not do this, 7 if the relay does not answer in time, else 1. A plugin.json that is not
-// valid is 1, with a line for each problem.
-//
-// Ctrl-C ends the request to the relay, or the server that is being adopted, and the exit code is 1.
+// The exit code is 2 for a wrong argument, 3 if no relay answers, 4 if the token may not do this, 7 if the
+// relay does not answer in time, else 1: for an invalid plugin.json, for instance, with a line for each
+// problem. Ctrl-C ends the request to the relay, or the server that is being adopted, with exit code 1.
 //
 // # Files
 //
@@ -67,9 +66,9 @@ ls, load, reload and unload need a token with the scope kernel:admin:
 	return c
 }
 
-// newPluginValidate returns the command plugin validate. It needs no relay, for use in a build.
-// It makes the checks that the relay makes of the file when it loads the plugin, schemas included, and
-// none of the folder: owners, the executable and the sandbox are the relay's machine's.
+// newPluginValidate returns the command plugin validate. It needs no relay, for use in a build. It makes the
+// checks of the file that a relay makes when it loads the plugin, schemas included. Owners, the executable
+// and the sandbox are not checked: they depend on the relay's machine.
 func newPluginValidate() *cobra.Command {
 	return &cobra.Command{ // without --json: the exit code is the answer
 		Use:     "validate FILE",
@@ -139,9 +138,9 @@ Lines below the table say which tools of an adopted server are withdrawn, and wh
 	return c
 }
 
-// newPluginLoad returns the command plugin load. It lasts until the relay stops. The relay answers once
-// the program has shown that it serves what its manifest declares, or with the reason why not; after a
-// failure nothing of the plugin runs. The folder is one on the relay's machine.
+// newPluginLoad returns the command plugin load. It lasts until the relay stops. The relay answers when
+// the program serves what its manifest declares, or with the reason why it does not; after a failure nothing
+// of the plugin runs. The folder is on the relay's machine, not on this one.
 func newPluginLoad() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "load",
@@ -183,9 +182,9 @@ To reload all plugins whose manifest or program has changed, send SIGHUP to the 
 	})
 }
 
-// newPluginUnload returns the command plugin unload, which waits for the calls in flight. The relay
-// waits 4 s at most before it answers; the tools are gone then, and the process ends soon after. With
-// @VERSION it does nothing to another version, such as one that has just replaced it.
+// newPluginUnload returns the command plugin unload, which waits for the calls in flight. When the relay
+// answers, the tools are gone; the process ends soon after. With @VERSION it does nothing to another version,
+// such as one that has just replaced the named one.
 func newPluginUnload() *cobra.Command {
 	return newPluginChange(pluginChange{
 		verb: "unload",
@@ -202,9 +201,9 @@ func newPluginUnload() *cobra.Command {
 	})
 }
 
-// pluginChange is a command that loads, reloads or unloads a plugin. They differ in the request and in
-// what is printed as the next step, which ends with a command.
-// The verb is the one of "would load" and, with "ed", of "loaded": it has to be regular.
+// pluginChange is a command that loads, reloads or unloads a plugin. They differ in the request and in the
+// next step that is printed; the text of next ends with a command, to which the flags of the relay are added.
+// verb must be regular: "would load" and "loaded" are made of it.
 type pluginChange struct {
 	verb string
 	cmd  cobra.Command
@@ -212,8 +211,8 @@ type pluginChange struct {
 	next func(name string) string
 }
 
-// newPluginChange returns the command of p.
-// --dry-run does not ask the relay, so it succeeds for a name that no plugin has.
+// newPluginChange returns the command of p. --dry-run does not ask the relay, so it succeeds for a name that
+// no plugin has.
 func newPluginChange(p pluginChange) *cobra.Command {
 	var rf cli.RelayFlags
 	var dryRun bool
@@ -231,8 +230,8 @@ func newPluginChange(p pluginChange) *cobra.Command {
 		if err := p.call(rc, cmd.Context(), name); err != nil {
 			return err
 		}
-		// The next step is typed with the same relay and token, which the flags name; those of the
-		// environment and of a context hold for it anyway.
+		// The next step needs the flags that name the relay and the token; it gets those of the environment
+		// or the context by itself.
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%sed plugin %s; %s%s\n", p.verb, name, p.next(name), cli.RelayHint(cmd))
 		return err
 	}

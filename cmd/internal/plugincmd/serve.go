@@ -16,9 +16,10 @@ import (
 // newPluginServe returns the command plugin serve, which agentctl-relay-plugin@.service runs. It is
 // hidden because it needs the socket of a service manager. As a service a plugin has a separate
 // user and the limits of its unit.
-// It runs until the relay hangs up or systemd stops the unit, and systemd starts it for the next
-// connection. The program's stderr is the unit's, so its lines are in the journal. Exit code 2 says
-// that there was no socket, 1 that the program could not be started or failed.
+//
+// It runs until the relay closes the connection or systemd stops the unit; systemd starts it again for the
+// next connection. The program writes its stderr to that of the unit, so that the journal has it. Exit code 2
+// means that there was no socket, 1 that the program could not be started or failed.
 func newPluginServe() *cobra.Command {
 	return &cobra.Command{
 		Use:    "serve DIR",
@@ -34,7 +35,7 @@ func newPluginServe() *cobra.Command {
 			if ln == nil {
 				return cli.Errorf(cli.ExitUsage, "systemd starts this command, with a socket: systemctl enable --now agentctl-relay-plugin@NAME.socket")
 			}
-			// The program gets it as HOME. DIR, where the plugin is, may be read only for the unit.
+			// The program gets it as HOME, since the unit may have no right to write to DIR.
 			home := os.Getenv("STATE_DIRECTORY") // systemd.exec(5)
 			if home == "" {
 				home = args[0]

@@ -40,7 +40,7 @@ func (f *adminFlags) addFlags(c *cobra.Command, byDefault string) {
 //	--state-dir or AGENTCTL_STATE_DIR        the state directory
 //	the default state directory exists       the state directory
 //	a context, or an error of reading it     the relay; run returns the error
-//	nothing of these                         the state directory, whose error says how to name one
+//	otherwise                                the state directory, whose error says how to name one
 //
 // AGENTCTL_RELAY alone selects no relay. A directory that cannot be searched counts as one that exists:
 // its error is shown, and no other relay is changed.

@@ -22,11 +22,10 @@ import (
 // writing meanwhile, so that a backup needs no maintenance window. Only the path goes to stdout, for
 // scripts that copy the directory elsewhere.
 //
-// It reads at most 16 MiB a second, so that the relay has the rest of the disk. The directory gets its
-// name at the end: a backup that Ctrl-C or a crash ends is never taken for a whole one, and its remains are
-// deleted by it or by the next. --keep deletes older ones after that, of the same relay only, so that
-// several relays can share DIR. A state that is damaged is refused with exit code 1, before --keep could
-// replace the last sound backup.
+// It reads at most 16 MiB a second, which leaves the relay a part of the disk. The directory gets its name at
+// the end, so that the remains of an interrupted backup cannot be taken for a whole one; the next backup
+// deletes them. --keep deletes older backups after that, of the same relay only: several relays can share
+// DIR. A damaged state is refused with exit code 1, before --keep could delete the last sound backup.
 func newBackup() *cobra.Command {
 	o := backup.Options{Version: cli.Version}
 	var out cli.Output
@@ -76,9 +75,9 @@ certificates given with --tls-cert.`,
 // after the backup would work again. Everything else that it does can be undone, since the state that
 // was there is moved aside.
 //
-// The command has two forms, which share --state-dir, --yes and -o: BACKUP, and --accept-loss for whoever
-// has none. Both need the relay stopped and lock the state directory meanwhile. They end with
-// exit code 1, and nothing changed, if the question is not answered with yes, or nobody can answer it.
+// The command has two forms, which share --state-dir, --yes and -o: BACKUP, and --accept-loss without one.
+// Both need the relay stopped, and lock the state directory. If the question is answered with no, or nobody
+// can answer it, nothing is changed and the exit code is 1.
 func newRestore() *cobra.Command {
 	var o backup.RestoreOptions
 	var out cli.Output
@@ -124,7 +123,7 @@ It prints what is lost: STORE is relay.db, events.db or relay.json.`,
 			if err != nil {
 				return explainRestore(cmd, err)
 			}
-			// Not before: Restore keeps an audit log that is there, and otherwise brings that of the backup.
+			// After the restore, which keeps the audit log that is there, or else copies that of the backup.
 			recordLocal(cmd, o.StateDir, kernel.Record{Tool: "relay.restore", Target: filepath.Base(o.Backup)})
 			return out.Print(cmd, r, func() error { return printRestored(cmd, r) })
 		},

@@ -12,25 +12,24 @@
 //
 // # The two ways
 //
-// adminFlags.run decides which way a command of node and invite goes, tokenFlags.isRemote for those of
-// token. For nodes and invites both ways have one interface (nodeAdmin, inviteAdmin), which the HTTP client
-// implements as it is, and which localNodes and localInvites implement on the store. So the texts, the
-// undo and -o json are written once, with the types of the HTTP API. Errors are not shared: over HTTP
-// cli.Explain derives the exit code from the answer, and the local implementations choose the same code.
+// adminFlags.run selects the way for node and invite, tokenFlags.isRemote for token. For nodes and invites
+// both ways have one interface (nodeAdmin, inviteAdmin): *client.Client implements it, and localNodes and
+// localInvites do on the store. So the texts, the undo and -o json are written once, with the types of the
+// HTTP API. Errors are not shared: over HTTP cli.Explain derives the exit code from the answer, and the local
+// implementations have to choose the same one.
 //
 // # Output
 //
-// On stdout is what a script reads: a token, the line to paste, the path of a backup, a table, or with -o
-// the answer as data. What a person needs besides goes to stderr where stdout is for a script. A command
-// that changes something ends its sentence with the command that undoes it, or says that nothing does.
-// Texts of a relay or a board pass term.SafeLine before a terminal gets them.
+// Stdout has what a script reads: a token, the line to paste, the path of a backup, a table, or with -o
+// the answer as data. Further text for people then goes to stderr. A command that changes something prints
+// the command that undoes it, or says that there is none. Texts of a relay or a board pass term.SafeLine on
+// their way to a terminal.
 //
 // # Ctrl-C and crashes
 //
-// Ctrl-C ends the context of the command. A change of relay.db is one transaction, and an exchange of
-// files is completed by the next process that opens the directory (auth.Exclusive.Swap), so a command
-// that was stopped has made its change or not. Many tokens at once take several transactions: see
-// auth.Store.Mint for what can remain.
+// A command that was stopped has made its change as a whole or not at all: a change of relay.db is one
+// transaction, and the next process that opens the directory completes an exchange of files
+// (auth.Exclusive.Swap). Only many tokens at once take several transactions (auth.Store.Mint).
 //
 // # Files
 //

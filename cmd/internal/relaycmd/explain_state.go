@@ -28,7 +28,7 @@ import (
 //	relay.json is another relay's    --accept-loss, which loses nothing: relay.db has its values
 //	a store is not the recorded one  restore, --accept-loss; for events.db also --start-degraded
 //
-// Each has exit code 1.
+// The exit code is 1.
 func ExplainState(cmd *cobra.Command, err error) error {
 	var bad *auth.StateError
 	again := cli.StateDirHint(cmd)

@@ -30,8 +30,8 @@ type inviteAdmin interface {
 // Over HTTP the client of a relay is an inviteAdmin as it is; localInvites is the other one.
 var _ inviteAdmin = (*client.Client)(nil)
 
-// inviteFlags are the flags that all commands of the group have. --tenant has two meanings with a state
-// directory: of which tenant a new invite is, and to which one lists and revocations are limited.
+// inviteFlags are the flags that all commands of the group have. With a state directory --tenant is the
+// tenant of a new invite, or the one that a list or a revocation is limited to.
 type inviteFlags struct{ adminFlags }
 
 func (f *inviteFlags) addFlags(c *cobra.Command) {
@@ -47,11 +47,10 @@ func (f *inviteFlags) run(cmd *cobra.Command, fn func(inviteAdmin) error) error 
 // NewInvite returns the command invite, which makes an invite, with its subcommands.
 //
 // An invite is made in two requests. The first is a dry run, whose answer has the relay's address: without
-// one the line cannot be printed, and a code that nobody has seen would stay valid until it expires. What
-// the first request refuses, such as a scope that the caller lacks, is refused without a code too.
+// an address the line cannot be printed, and a code that nobody has seen would stay valid until it expires.
 //
-// The code is on stdout only, in the line or in -o json. It is not stored and not in the audit log, which
-// has the prefix.
+// The code is on stdout only, in the line or in -o json. The relay stores its hash, and the audit log has the
+// prefix.
 func NewInvite() *cobra.Command {
 	var f inviteFlags
 	var req client.InviteRequest
@@ -91,7 +90,6 @@ code can join: send it as you would send a password.`,
 				return cli.Errorf(cli.ExitUsage, "--ttl: an invite is good for 1 minute to 365 days")
 			}
 			return f.run(cmd, func(admin inviteAdmin) error {
-				// The line cannot be printed without a URL: find out before a code is made.
 				plan, err := admin.CreateInvite(cmd.Context(), req, true)
 				if err != nil {
 					return err
@@ -159,7 +157,7 @@ func joinURL(flag, own string, admin inviteAdmin) (string, error) {
 	return own, nil
 }
 
-// isLoopbackURL reports whether a URL reaches its own machine only; not so for one that cannot be parsed.
+// isLoopbackURL reports whether a URL reaches its own machine only; false for one that cannot be parsed.
 func isLoopbackURL(s string) bool {
 	u, err := url.Parse(s)
 	return err == nil && edge.IsLoopback(u.Hostname())
@@ -173,9 +171,9 @@ type printedInvite struct {
 }
 
 // printInvite prints the line to paste on stdout, and everything else on stderr, so that a script can
-// pass the line on. It warns of an address that boards cannot use: the invite is made by then, and works
-// once the relay serves another one. An error of stdout is returned after the rest was printed, so that the
-// command that takes the invite back is seen where nobody has got the code.
+// pass the line on. An address that boards cannot use is a warning only: the invite works as soon as the
+// relay serves another one. An error of stdout is returned at the end: the command that revokes the invite is
+// needed most if nobody has got the code.
 func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) error {
 	p := printedInvite{inv, joinCommand(inv)}
 	err := f.out.Print(cmd, p, func() error {
@@ -194,8 +192,8 @@ func (f *inviteFlags) printInvite(cmd *cobra.Command, inv *client.NewInvite) err
 }
 
 // joinCommand is the command to paste. A code for many is not an argument, which other users
-// of a machine could read while it runs. It comes through printf, which shells have built in, so that no
-// process has it as an argument. A code for one is used up by the command that shows it.
+// of a machine could read while it runs: printf passes it on, which is built into shells and no process. A
+// code for one board is used up by the command that shows it.
 //
 // A board joins with sudo, because its identity is in the state directory of the service; an agent's
 // context belongs to the user who types the line.

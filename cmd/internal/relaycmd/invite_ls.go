@@ -15,8 +15,8 @@ import (
 
 // newInviteLs returns the command invite ls. Of codes only hashes are stored, so the list has prefixes.
 // An invite whose creator's token was revoked is listed as revoked, since nothing joins with it. One that
-// has ended may be missing: whoever makes an invite deletes those that ended 30 days ago, and in a tenant
-// with 1,000 all that have ended.
+// has ended may be missing: each new invite deletes those that ended 30 days ago, and if its tenant has
+// 1,000 invites, all that have ended.
 func newInviteLs() *cobra.Command {
 	var f inviteFlags
 	c := &cobra.Command{
@@ -38,8 +38,8 @@ func newInviteLs() *cobra.Command {
 	return c
 }
 
-// printInvites prints a table of invites, or the next step if there are none. That goes to stderr, so that
-// a pipe gets no line that is not an invite.
+// printInvites prints a table of invites. If there are none it prints the next step, on stderr: a pipe gets
+// invites only.
 func printInvites(cmd *cobra.Command, list []client.Invite) error {
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "no invites; make one with: agentctl invite")

@@ -59,8 +59,8 @@ a key of this relay and is not used.`,
 	return c
 }
 
-// printKeys prints a table of keys, the oldest first. A key that is unrecorded has neither date; the one
-// that signs has no end yet. Dates are of UTC, as the relay stores them.
+// printKeys prints a table of keys, the oldest first. An unrecorded key has no dates, and the one that signs
+// has no end yet. Dates are in UTC.
 func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 	date := func(t *time.Time) string {
 		if t == nil {
@@ -78,9 +78,9 @@ func printKeys(cmd *cobra.Command, keys []auth.KeyInfo) error {
 // newKeysRotate returns the command keys rotate. Only --drop-old ends tokens, and so it is what a
 // leaked key needs; a rotation without it is routine and can run from a timer.
 //
-// At most 16 keys are recorded at a time. A timer that rotates more often than tokens expire reaches that
-// bound: the error is auth.ErrFull, and nothing was rotated. The audit log has the word drop_old as the
-// reason of a rotation that ended tokens.
+// At most 16 keys are recorded at a time. A timer that rotates too often for the life of tokens reaches that
+// bound: the error is auth.ErrFull, and nothing was rotated. In the audit log the reason drop_old marks a
+// rotation that ended tokens.
 func newKeysRotate() *cobra.Command {
 	var dir string
 	var out cli.Output
@@ -110,7 +110,7 @@ that were made with 'agentctl token create' must be made again.`,
 				keys, err = s.RotateKeys(cmd.Context(), req)
 				return err
 			})
-			// The text of ErrFull ends with "or drop the old ones", which the command completes.
+			// The text of ErrFull ends with "or drop the old ones".
 			if errors.Is(err, auth.ErrFull) {
 				return fmt.Errorf("%w with: agentctl keys rotate --drop-old%s", err, cli.StateDirHint(cmd))
 			}

@@ -15,8 +15,8 @@ import (
 )
 
 // nodeAdmin changes what a relay knows about its nodes: over HTTP, or in its state directory. ref is a node
-// id, a name, or the beginning of an id that one node only has. Over HTTP it is looked up among the nodes
-// of the caller's tenant, in the state directory among all unless --tenant is given.
+// id, a name, or a unique prefix of an id: among the nodes of the caller's tenant over HTTP, and among all
+// nodes in the state directory unless --tenant is given.
 type nodeAdmin interface {
 	PatchNode(ctx context.Context, ref string, p client.NodePatch, dryRun bool) (*client.NodeChange, error)
 	RevokeNode(ctx context.Context, ref string, dryRun bool) (*client.NodeStopped, error)
@@ -45,9 +45,9 @@ func (f *nodeFlags) run(cmd *cobra.Command, fn func(nodeAdmin) error) error {
 		func(s *auth.Store) error { return fn(&localNodes{s, f.tenant, f.changer(cmd)}) })
 }
 
-// command returns the beginning of a node command for the same relay and node, to print as the undo. It has
-// the flags that were typed, and not what came from the environment, which the next command has too. The
-// node is named by its id: the change may have given the old name to another board.
+// command returns the beginning of a node command for the same relay and node, to print as the undo. It
+// repeats the flags that were typed. The node is named by its id: the change may have given the old name to
+// another board.
 func (f *nodeFlags) command(cmd *cobra.Command, verb, nodeID string) string {
 	return "agentctl node " + verb + sameRelay(cmd) + " " + nodeID
 }
@@ -77,9 +77,9 @@ tenant-admin).`,
 }
 
 // newNodeRename returns the command node rename. A name that an operator gives wins over one that a
-// board proposes, so that no board can pose as another by its name. Of two that operators gave neither
-// wins: the second command fails with exit code 1. --unset takes the place of NAME, since an empty NAME
-// would more often be a variable of a script that was not set.
+// board proposes, so that no board can pose as another by its name. A name that an operator gave to another
+// board is refused (exit code 1). --unset takes the place of NAME, since an empty NAME is more likely an unset
+// variable of a script.
 func newNodeRename() *cobra.Command {
 	var f nodeFlags
 	var unset bool
@@ -101,12 +101,12 @@ a name that another board only proposed is taken from it. --unset returns to the
 				name = args[1]
 			}
 			return f.patch(cmd, args[0], client.NodePatch{Name: &name}, func(c *client.NodeChange) (did, undo string) {
-				// The name goes to this board, and the one that had only proposed it gets a suffix.
+				// The board that had only proposed the name gets a suffix.
 				if c.Displaced != "" {
 					fmt.Fprintf(cmd.ErrOrStderr(), "node %s had proposed this name; it %s %s\n", term.SafeLine(c.Displaced), f.did("is now called", "would be called"), term.SafeLine(c.DisplacedName))
 				}
-				// To set a proposed name again would make it the operator's: the first name is undone by
-				// --unset.
+				// The first name that an operator gives is undone by --unset: with the proposed name as NAME
+				// that one would become the operator's.
 				undo = f.command(cmd, "rename", c.NodeID) + " --unset"
 				if c.Before.NameSet {
 					undo = f.command(cmd, "rename", c.NodeID) + " " + c.Before.Name
@@ -120,8 +120,8 @@ a name that another board only proposed is taken from it. --unset returns to the
 	return c
 }
 
-// newNodeTag returns the command node tag or node untag, which are the undo of each other. The undo has
-// only the tags that the command changed: a tag that the board had before must stay when tag is undone.
+// newNodeTag returns the command node tag or node untag, which undo each other. The undo names only the tags
+// that the command changed: a tag that the board had before must survive it.
 func newNodeTag(verb string) *cobra.Command {
 	var f nodeFlags
 	short, other := "Add tags to a board", "untag"
@@ -190,9 +190,8 @@ description. To print what is known about a board: agentctl describe NODE.`,
 // patch changes attributes and prints what changed and how to undo it. The undo has the values from
 // before, which the relay returns with its answer: a command that read them first could race.
 //
-// describe makes both texts of the answer, for a dry run too. A change that changes nothing is no error,
-// and has exit code 0, so that a script can set names and tags again. Everything is on stdout; only
-// rename says on stderr what happened to another board.
+// describe makes both texts of the answer, for a dry run too. A command that changes nothing has exit code 0,
+// so that a script can repeat it.
 func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, describe func(*client.NodeChange) (did, undo string)) error {
 	return f.run(cmd, func(admin nodeAdmin) error {
 		change, err := admin.PatchNode(cmd.Context(), ref, p, f.dryRun)
@@ -218,9 +217,9 @@ func (f *nodeFlags) patch(cmd *cobra.Command, ref string, p client.NodePatch, de
 // newNodeStop returns the command node revoke or node remove. Both end the board's link; revoke keeps
 // what is known about the board, for one that comes back.
 //
-// Neither can be undone, and neither asks: a script must be able to stop a board at once. What is printed
-// names both ways back, a new invite and a new token. The number is of the tokens that were valid until
-// then. A key that the board joined with is stopped as well, and is not counted.
+// Neither can be undone, and neither asks: a script must be able to stop a board at once. The output names
+// both ways back, a new invite and a new token. Its number counts tokens that were valid; a key that the
+// board joined with is stopped as well, and not counted.
 func newNodeStop(verb string) *cobra.Command {
 	var f nodeFlags
 	c := &cobra.Command{

@@ -12,8 +12,8 @@ import (
 )
 
 // localNodes is nodeAdmin on a relay's state directory. A relay that runs there sees the
-// changes within a second. It finds the node first: the record of the audit log, which is written before
-// the change, then has the tenant and the id of the node, whatever word the operator typed.
+// changes within a second. It finds the node first, so that the record in the audit log, which is written
+// before the change, has its tenant and id.
 type localNodes struct {
 	store  *auth.Store
 	tenant string // "": any

@@ -22,10 +22,9 @@ import (
 // newSalvage returns the command salvage. It replaces nothing unless it is asked to: the damaged log is
 // the only source for another attempt.
 //
-// It reads pages itself and not through SQLite, which ends at the first page that is damaged. DIR needs
-// space for the new log and for a temporary copy of the events; with --replace the file system of the state
-// directory needs it for the new log as well. Only --replace changes the state directory, so only that is
-// in its audit log.
+// It reads pages itself and not through SQLite, which stops at the first damaged one. DIR needs space for the
+// new log and a temporary copy of the events; with --replace the state directory needs space for the new log
+// too. Only --replace changes the state directory, and is in its audit log.
 func newSalvage() *cobra.Command {
 	var dir string
 	var replace bool
@@ -71,12 +70,12 @@ because a guess about who may do what is worse than none.`,
 }
 
 // printSalvage prints what was read, what is lost, and how to put the new log in place or back. The counts
-// come first, because they decide between this log and a backup.
+// come first, because by them an operator chooses between this log and a backup.
 //
-// A range of lost events has an upper bound only (AT MOST): all chains share the numbers, and which chain
-// a missing one was of is not known. At most 256 ranges are listed. The commands are those that --replace
-// performs: mode 0700, since the log has the data of all tenants, and the owner of the directory, since
-// root types them and the relay runs as that owner.
+// For a range of lost events only an upper bound is known (AT MOST): all chains share the sequence numbers,
+// and a missing number may be of any. At most 256 ranges are listed. The commands do what --replace does:
+// mode 0700, since the log has the data of all tenants, and the directory's owner, since the relay runs as
+// that user.
 func printSalvage(cmd *cobra.Command, dir string, r *checkup.SalvageResult) error {
 	w := cmd.OutOrStdout()
 	fmt.Fprintf(w, "%d events are in %s: %d verified, %d unverified, seq %d to %d\n", r.Events, r.To, r.Verified, r.Unverified, r.First, r.Last)

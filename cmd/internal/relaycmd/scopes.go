@@ -16,8 +16,8 @@ import (
 
 // grantFlags adds the flags for what a token or an agent's invite gives. when is put before their texts,
 // and defaults is what --scope replaces. The relay or the store checks the values: a command knows neither
-// the scopes of plugins nor what the creator may give. The topics of the completion are the relay's own; any
-// other is accepted.
+// the scopes of plugins nor what the creator may give. Completion proposes the relay's topics; others are
+// accepted too.
 func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]string) {
 	set := c.Flags()
 	set.StringArrayVar(scopes, "scope", nil, when+"`SCOPE` in place of "+defaults+" (repeatable)")
@@ -29,15 +29,15 @@ func grantFlags(c *cobra.Command, when, defaults string, scopes, add, topics *[]
 }
 
 // pluginScopes are the scopes that the manifests in a relay's plugin directory declare. They are read from
-// files because the relay may not run; over HTTP the relay takes those of the plugins that it has loaded.
+// files because the relay may not run. Over HTTP the scopes of loaded plugins are accepted.
 type pluginScopes struct {
 	scopes   []string
 	dir      string
 	problems error // manifests that could not be read
 }
 
-// explain adds to the error of an unknown scope where those of plugins come from. A manifest that cannot
-// be read does not end a command that needs none of its scopes, so problems are shown only here.
+// explain adds to the error of an unknown scope where those of plugins come from, and which manifests could
+// not be read: these do not end a command that needs none of their scopes.
 func (p *pluginScopes) explain(err error) error {
 	if scope := new(auth.ScopeError); !errors.As(err, &scope) || p.dir == "" {
 		return err

@@ -20,7 +20,7 @@ import (
 //
 // Several processes may have the store open at a time: a relay that runs sees a new token at
 // once, and a revocation within seconds. The store holds a shared lock, which makes a restore fail
-// with auth.ErrInUse; a command that is started during a restore waits up to 2 s for its end.
+// with auth.ErrInUse; a command that starts during a restore waits up to 2 s for it.
 //
 // Opening is more than reading: like the start of a relay it completes a restore that was cut short and
 // migrates a database of an older agentctl. Files that root makes here get the owner of the directory.

@@ -20,14 +20,14 @@ import (
 )
 
 // statusTimeout bounds the question. The relay answers from memory; what can take longer is to open
-// the socket in a directory whose disk hangs. It is as long as the relay gives a connection on the socket.
+// the socket in a directory whose disk hangs. The relay closes a connection after the same time.
 const statusTimeout = 5 * time.Second
 
 // newStatus returns the command status. It asks over a socket in the state directory, not over HTTP:
 // it needs no token, and works where the listener or its certificate is the problem. The exit code
 // says which reaction helps: start the relay (3), ask as another user (4), look at the disk (7), read what
-// is printed (1). An unhealthy relay is printed before the command fails, and warnings alone do not fail it:
-// a monitor can use the exit code as it is. -o prints the document that the relay has sent.
+// is printed (1). The state is printed before the command fails with 1. Warnings alone do not make it fail,
+// so that a monitor can use the exit code as it is.
 func newStatus() *cobra.Command {
 	var out cli.Output
 	var dir string
@@ -71,8 +71,8 @@ that cannot be right, or --start-degraded. It is 3 if no relay runs there.`,
 }
 
 // printStatus prints the state of a relay: a line for each part, the shared pools, and at the end what
-// is wrong, where a person looks last. An empty key continues the part above. Every line passes
-// term.SafeLine, because names of plugins and texts of errors are not the relay's own.
+// is wrong, where a person looks last. An empty key continues the part above. Names of plugins and texts of
+// errors may have characters that control a terminal: rows pass term.SafeLine, and the table does the same.
 func printStatus(w io.Writer, s *relay.Status) error {
 	row := func(key, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s%s\n", key, term.SafeLine(fmt.Sprintf(format, args...)))
@@ -129,9 +129,8 @@ func printStatus(w io.Writer, s *relay.Status) error {
 	return nil
 }
 
-// printStores prints a line for each store, and one for each of its problems. The column of the state has
-// the kind of the first problem, and the lines below describe each. A store without MaxBytes, as relay.db,
-// is bounded by the number of its records.
+// printStores prints a line for each store, with the kind of its first problem as its state, and lines that
+// describe each problem. relay.db has no MaxBytes: the number of its records is bounded, not their size.
 func printStores(row func(key, format string, args ...any), s *relay.Status) {
 	key := "Stores"
 	for i := range s.Stores {

@@ -11,9 +11,9 @@ import (
 	"agentctl/term"
 )
 
-// NewToken returns the command token with its subcommands. Tokens are files that people carry; what joins
-// with an invite gets its tokens by itself and renews them. Without a relay's address all three work on
-// the state directory, where no caller's scopes limit what a new token may hold.
+// NewToken returns the command token with its subcommands. These tokens are copied by people and not renewed;
+// boards and agents that join with an invite get and renew theirs by themselves. Without a relay's address
+// the commands work on the state directory, where no caller's scopes limit what a new token may hold.
 func NewToken() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "token",
@@ -67,8 +67,8 @@ func newTokenLs() *cobra.Command {
 }
 
 // expiryText returns the end of a token's or an invite's life: a date, with the time of day in this
-// machine's zone if it is less than two days ahead, when the hour matters. Only texts for people have it;
-// with -o a time is as the store or the API has it.
+// machine's zone if it is less than two days ahead, when the hour matters. It is for people: -o has the time
+// as the store or the API has it.
 func expiryText(t time.Time) string {
 	if time.Until(t) < 48*time.Hour {
 		return t.Local().Format("2006-01-02 15:04:05 MST")

@@ -1,9 +1,5 @@
 package relaycmd
 
-// create and revoke of tokens, in both ways. They have no interface as nodes and invites have: the ways
-// differ in what they accept. A state directory takes --count, any tenant and four selectors of a
-// revocation; a relay takes one token at a time, of the caller's tenant, by its jti.
-
 import (
 	"cmp"
 	"errors"
@@ -27,8 +23,8 @@ type tokenFlags struct {
 	stateDir string
 }
 
-// addFlags adds the flags to c. There is no --tenant among them: for create it is a part of the token, for
-// revoke it selects tokens.
+// addFlags adds the flags to c. --tenant is not among them: it means a part of the new token in create, and
+// selects tokens in revoke.
 func (f *tokenFlags) addFlags(c *cobra.Command) {
 	f.relay.AddFlags(c)
 	cli.AddStateDirFlag(c, &f.stateDir)
@@ -44,6 +40,9 @@ func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
 // either way. The line with the outcome names the first token only; token ls has the others of --count.
 //
 // The first token makes the state directory of a new relay; a dry run does not, and fails without one.
+//
+// create and revoke have no interface as nodeAdmin is one, because the two ways accept different things: the
+// store takes --count, any tenant and four selectors, a relay one token of the caller's tenant, by its jti.
 func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	if f.isRemote(cmd) {
 		return f.createRemote(cmd, req)
@@ -71,9 +70,9 @@ func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mi
 	return created, err
 }
 
-// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks. Flags that the
-// relay cannot honor are refused and not ignored. --tenant has a default for the state directory, so
-// only a --tenant that was typed is sent; the relay refuses one that is not the caller's.
+// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks. Flags that
+// cannot be used over HTTP are refused and not ignored. The default of --tenant is for a state directory, so
+// --tenant is sent only if it was typed; the relay refuses any but the caller's.
 func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {
 	case cmd.Flags().Changed("state-dir"):

@@ -15,9 +15,9 @@ import (
 // everything else to stderr, so that a redirection keeps a token alone. The relay stores no token, only
 // its description.
 //
-// The order protects against tokens that nobody has: all flags and the file of --out are checked before
-// one is made. If writing fails all the same, as on a full disk, the token is valid, and the error has the
-// command that revokes it; with --count that of the first one, and token ls has the others.
+// All flags and the file of --out are checked before a token is made, since one that nobody has is valid all
+// the same. If writing then fails, as on a full disk, the error has the command that revokes the token; with
+// --count that of the first one, and token ls has the others.
 func newTokenCreate() *cobra.Command {
 	var f tokenFlags
 	var req auth.MintRequest
@@ -63,7 +63,7 @@ can often read too, which commands refuse to use.`,
 			if req.Count < 1 {
 				return cli.Errorf(cli.ExitUsage, "--count %d is out of range 1..%d", req.Count, auth.MaxMintCount)
 			}
-			// With --scope the class gives nothing by itself, so the warning would be wrong.
+			// With --scope the token has these scopes only, whatever the class.
 			if req.Class == auth.PresetAdmin && len(req.Scopes) == 0 {
 				fmt.Fprintln(cmd.ErrOrStderr(), "warning: class admin can do everything in its tenant and on the whole relay; use --class tenant-admin or --class operator where one role is enough")
 			}
@@ -106,8 +106,8 @@ can often read too, which commands refuse to use.`,
 }
 
 // printCreated describes the tokens that were made, without the tokens themselves, and prints how to revoke
-// them. hint has the flags that those commands need to find the same relay. created is not empty. Tokens of
-// one command share class and tenant, so the first one stands for all of them.
+// them. hint has the flags that those commands need to find the same relay. Tokens of one command have the
+// same class and tenant, so the first one describes all.
 func printCreated(w io.Writer, created []auth.Minted, hint string) {
 	m := created[0]
 	if len(created) == 1 {

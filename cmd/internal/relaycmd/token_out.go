@@ -27,8 +27,8 @@ func (o *tokenOut) addFlags(c *cobra.Command) {
 	c.Flags().BoolVar(&o.force, "force", false, "replace the file of --out")
 }
 
-// check refuses a file that exists, before a token is made. A link counts, wherever it leads. A file that
-// comes into being after it is found by write, which does not replace it either.
+// check refuses a file that exists, before a token is made; a symbolic link counts as one. write does not
+// replace a file that is made after check either.
 func (o *tokenOut) check() error {
 	switch _, err := os.Lstat(o.path); {
 	case o.path == "" && o.force:
@@ -53,7 +53,7 @@ func (o *tokenOut) write(cmd *cobra.Command, created []auth.Minted) error {
 		fmt.Fprintln(&text, m.Token)
 	}
 	if o.path == "" {
-		// -o prints the tokens as members of the data, once.
+		// With -o the data has the tokens.
 		if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
 			return nil
 		}

@@ -13,9 +13,9 @@ import (
 // newTokenRevoke returns the command token revoke. It takes one selector: with two it would not be
 // clear whether both or either must fit, and a revocation is not undone.
 //
-// A revocation by subject, node or tenant stops what was issued up to now, recorded here or not; a token
-// that is made afterwards works. The exit code is 0 also where no valid token was stopped: a script that
-// wants a token void has what it wants.
+// A revocation by subject, node or tenant stops all tokens that were issued until now, recorded here or not;
+// a token that is made afterwards works. The exit code is 0 also if none of them was valid: the tokens are
+// void, as the script wanted.
 func newTokenRevoke() *cobra.Command {
 	var f tokenFlags
 	var req auth.RevokeRequest

@@ -10,9 +10,9 @@ import (
 	"agentctl/transport/edge"
 )
 
-// AddCertificateFlags adds --tls-cert and --tls-key to a server's flags. Their defaults are the
-// credentials that systemd passes, if any: files of the service alone, which it can read without the rights
-// to the originals.
+// AddCertificateFlags adds --tls-cert and --tls-key to a server's flags. Without flag and variable they are
+// the credentials tls.crt and tls.key of the unit (LoadCredential=), if it has them: systemd copies these as
+// root, so that the service needs no right to read the originals.
 func AddCertificateFlags(f *pflag.FlagSet, cert, key *string) {
 	f.StringVar(cert, "tls-cert", cli.EnvOr("AGENTCTL_TLS_CERT", config.Credential("tls.crt")), "PEM `FILE` with the certificate chain [AGENTCTL_TLS_CERT]")
 	f.StringVar(key, "tls-key", cli.EnvOr("AGENTCTL_TLS_KEY", config.Credential("tls.key")), "PEM `FILE` with the certificate's key [AGENTCTL_TLS_KEY]")

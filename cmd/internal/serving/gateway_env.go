@@ -13,8 +13,8 @@ import (
 
 // GatewayEnv returns the settings of the event gateway in the environment (docs/events.md). A token or
 // the secret may also be a systemd credential with the variable's name in lower case, which counts as
-// its _FILE variable; both variables take precedence. gateway.FromEnv returns all problems at once, a line
-// each; they become one line here, as errors of usage are.
+// its _FILE variable; both variables take precedence. gateway.FromEnv reports each problem on a line; they
+// are joined to one, like other usage errors.
 func GatewayEnv() (gateway.Env, error) {
 	e, err := gateway.FromEnv(func(name string) string {
 		v := os.Getenv(name)

@@ -18,9 +18,9 @@ import (
 
 // Reloads starts to call reload for each signal of hup until ctx ends, and reports the result in the log
 // and to systemd. serving is the status that the result is appended to. wait returns after the last
-// reload, so that none runs after the command. One goroutine calls reload, so reloads do not overlap;
-// signals that come meanwhile are as many more as hup holds. READY=1 ends the reload for systemd, also
-// after a failure: the process serves as before, and the status says what failed.
+// reload, so that none runs after the command. One goroutine calls reload, so reloads do not overlap; a
+// signal that arrives during one waits in hup (cli.NotifyReload). READY=1 tells systemd that the reload has
+// ended, also after a failure: the process serves as before, and the status says what failed.
 func Reloads(ctx context.Context, hup <-chan os.Signal, log *zap.Logger, serving string, reload func() []relay.Reloaded) (wait func()) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -37,8 +37,8 @@ func Reloads(ctx context.Context, hup <-chan os.Signal, log *zap.Logger, serving
 	return wg.Wait
 }
 
-// describeReload logs what was reloaded, and sums it up on one line, as a status of systemd is one line.
-// Failures come first there, with what was done behind them.
+// describeReload logs what was reloaded, and sums it up on one line for the status of the unit: failures
+// first, then what was reloaded.
 func describeReload(log *zap.Logger, list []relay.Reloaded) string {
 	var done, failed []string
 	for _, r := range list {

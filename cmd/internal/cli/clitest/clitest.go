@@ -1,4 +1,10 @@
 // Package clitest runs commands in tests of the packages that make them.
+//
+//	clitest.HideEnvironment(t)
+//	code, out, errs := clitest.Run(t, clientcmd.NewLs(), "", "--relay", url)
+//
+// The command runs in the test's process, so that a test needs no binary and can give it fakes. What only
+// package main does is in tests of the binary: test/testdata/script.
 package clitest
 
 import (
@@ -13,8 +19,8 @@ import (
 )
 
 // Run runs command with args below a root command, as main does, and returns its exit code and what
-// it printed. errs ends with the error's text. args are those behind the command's name. What main adds to
-// the whole tree is missing: the refusal of wrong arguments as usage errors, help topics and completion.
+// it printed. errs ends with the error's text. args are those after the command's name. What main adds to
+// the whole tree is missing: wrong arguments as usage errors, help topics and completion.
 func Run(t testing.TB, command *cobra.Command, stdin string, args ...string) (code int, out, errs string) {
 	t.Helper()
 	root := &cobra.Command{Use: "agentctl", SilenceErrors: true, SilenceUsage: true}
@@ -34,7 +40,8 @@ func Run(t testing.TB, command *cobra.Command, stdin string, args ...string) (co
 }
 
 // HideEnvironment hides the variables of agentctl that whoever runs the test has set. Call it before the
-// commands are made: their flags take defaults from the environment. A test that is parallel cannot use it.
+// commands are made: their flags take defaults from the environment. As with t.Setenv, the test cannot be
+// parallel.
 func HideEnvironment(t testing.TB) {
 	for _, kv := range os.Environ() {
 		if k, _, _ := strings.Cut(kv, "="); strings.HasPrefix(k, "AGENTCTL_") || strings.HasPrefix(k, "MCP_") {
