@@ -69,7 +69,7 @@ dots.`,
 	b.relay.AddFlags(c)
 	f := c.Flags()
 	f.BoolVar(&b.local, "local", false, "serve this board from its control socket, without a relay")
-	f.StringVar(&b.socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.DefaultSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
+	f.StringVar(&b.socket, "socket", cli.EnvOr("AGENTCTL_SOCKET", config.ClientSocket()), "`PATH` of the control socket, with --local [AGENTCTL_SOCKET]")
 	f.StringVar(&b.names, "names", "flat", "spelling of tool names: flat or dotted")
 	f.StringVar(&b.toolset, "toolset", client.FleetToolset, toolsetUsage)
 	f.StringVar(&b.logLevel, "log-level", cli.EnvOr("AGENTCTL_LOG_LEVEL", "warn"), "log `LEVEL` on stderr: debug, info, warn, error [AGENTCTL_LOG_LEVEL]")
