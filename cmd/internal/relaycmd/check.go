@@ -99,9 +99,10 @@ func printCheckup(cmd *cobra.Command, r *checkup.Report) error {
 		if p.Where != "" {
 			where += ", " + p.Where
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "\n%s: %s: %s\n", kind, where, p.What)
+		// Names of files and what SQLite says about damage may have any bytes.
+		fmt.Fprintf(cmd.OutOrStdout(), "\n%s: %s: %s\n", kind, term.SafeLine(where), term.SafeText(p.What))
 		if p.Next != "" {
-			fmt.Fprintf(cmd.OutOrStdout(), "  %s\n", p.Next)
+			fmt.Fprintf(cmd.OutOrStdout(), "  %s\n", term.SafeLine(p.Next))
 		}
 	}
 	return nil

@@ -3,7 +3,11 @@
 package relaycmd
 
 import (
+	"bytes"
+	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"agentctl/relay/checkup"
 )
@@ -27,5 +31,24 @@ func TestRepairCommand(t *testing.T) {
 		if got := repairCommand(&tt.problem, " --state-dir x"); got != tt.want {
 			t.Errorf("%+v: got %q, want %q", tt.problem, got, tt.want)
 		}
+	}
+}
+
+// The name of a file in a damaged state directory does not control the terminal of whoever looks at it.
+func TestCheckIsSafe(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	cmd := &cobra.Command{}
+	cmd.SetOut(&out)
+	const name = "keys/\x1b]0;x\a"
+	report := &checkup.Report{
+		Stores:   []checkup.Store{{Name: name, State: name, Detail: name}},
+		Problems: []checkup.Problem{{Path: name, Where: name, What: name, Next: name}},
+	}
+	if err := printCheckup(cmd, report); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(out.String(), "\x1b\a") {
+		t.Errorf("%q", out.String())
 	}
 }
