@@ -7,7 +7,8 @@ import (
 )
 
 // Ago returns how long ago a moment was, in one unit, which is precise enough to compare
-// ages. ms is in milliseconds since 1970; 0 is "never".
+// ages. ms is in milliseconds since 1970; 0 is "never". A moment in the future is "now": the clock of the
+// machine that gave it is ahead of this one's.
 func Ago(ms int64) string {
 	if ms == 0 {
 		return "never"

@@ -11,7 +11,8 @@ import (
 // console of Windows. A pipe, a file and /dev/null have none.
 func IsTerminal(f *os.File) bool { return isTerminal(f) }
 
-// AsTerminal returns w as a file when it is a terminal, else nil.
+// AsTerminal returns w as a file when it is a terminal, else nil. Any other writer, such as the buffer of a
+// test, is like a pipe.
 func AsTerminal(w any) *os.File {
 	if f, ok := w.(*os.File); ok && IsTerminal(f) {
 		return f

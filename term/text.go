@@ -61,7 +61,8 @@ func Truncate(s string, width int) string {
 }
 
 // Wrap breaks text between words into lines of at most width bytes; a longer word stays
-// whole. It returns at least one line.
+// whole, so that commands and paths can be copied. It returns at least one line. Text beyond ASCII has more
+// bytes than columns, and is broken earlier than it needs to be.
 func Wrap(s string, width int) []string {
 	lines := []string{""}
 	for _, word := range strings.Fields(s) {

@@ -26,7 +26,8 @@ import (
 // ioTimeout bounds the read of a request, and the write of an answer.
 const ioTimeout = 5 * time.Second
 
-// maxDiscarded bounds how much of a request that is too long is read, bytes.
+// maxDiscarded bounds how much of a request that is too long is read, bytes. The caller of a longer one may
+// get ErrNoAnswer in place of the answer: the connection is reset.
 const maxDiscarded = 64 << 10
 
 // Errors of Call.

@@ -8,7 +8,10 @@ import (
 )
 
 // Listen passes the connections to a new socket to serve, one after the other, until the test ends.
-// systemd does the same with a process for each.
+// systemd does the same with a process for each (Accept=yes).
+//
+// The end of the test waits for serve. A serve that blocks on purpose is released by a t.Cleanup that is
+// registered after Listen: cleanups run in reverse order.
 func Listen(t testing.TB, serve func(net.Conn)) (socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "s")
