@@ -22,7 +22,12 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"agentctl/sqlitefile/sqlitefiletest"
 )
+
+// diskDir is the directory for temporary files that are not in memory.
+var diskDir string
 
 // childEnv makes the test binary a child that records into the file it names.
 const childEnv = "HISTORY_TEST_RECORD"
@@ -35,7 +40,8 @@ func TestMain(m *testing.M) {
 		}
 	}
 	flag.Set("rapid.checks", strconv.Itoa(often(100, 4))) // by default; the command line may say more
-	os.Exit(m.Run())
+	diskDir = os.TempDir()
+	sqlitefiletest.Main(m)
 }
 
 // recordForEver commits batches of 25 samples, one for each second of a fake clock, and
