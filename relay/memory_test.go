@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"math"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -138,6 +139,25 @@ func TestMemoryIsReturned(t *testing.T) {
 	for end := now.Add(2 * minCalm); !step(1 << 10); {
 		if now.After(end) {
 			t.Skip("a collection came by itself and left nothing to return")
+		}
+	}
+}
+
+// TestNoMemoryTuning: a relay adjusts the garbage collector of its process, unless an option says no.
+func TestNoMemoryTuning(t *testing.T) {
+	t.Setenv("GOGC", "")
+	const before = 123
+	percent, limit := debug.SetGCPercent(before), debug.SetMemoryLimit(math.MaxInt64)
+	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
+	for _, isOff := range []bool{true, false} {
+		r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0", NoMemoryTuning: isOff})
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, r)()
+		got, gotLimit := debug.SetGCPercent(before), debug.SetMemoryLimit(math.MaxInt64)
+		if (got == before) != isOff || (gotLimit == math.MaxInt64) != isOff {
+			t.Errorf("NoMemoryTuning %t: the percentage is %d and was %d; the limit is %d and was none", isOff, got, before, gotLimit)
 		}
 	}
 }

@@ -153,6 +153,10 @@ type Options struct {
 	StreamQuota  int
 	EnforceQuota bool
 
+	// NoMemoryTuning leaves the garbage collector of the process as it is (memory.go): for tests, which run
+	// many relays in a process, where each would collect the garbage of all of them.
+	NoMemoryTuning bool
+
 	Version string
 	Logger  *zap.Logger      // default: none
 	Level   *zap.AtomicLevel // of Logger; nil: the control plane cannot change it

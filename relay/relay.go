@@ -305,7 +305,9 @@ func (r *Relay) waitForDisk(drain context.Context, wg *sync.WaitGroup) bool {
 //  5. the queue of events, and the event log, which makes them durable
 func (r *Relay) Run(ctx context.Context) error {
 	defer func() { _ = r.Close() }()
-	tuneGC()
+	if !r.opt.NoMemoryTuning {
+		tuneGC()
+	}
 	tuneScheduler()
 	// ctx ends none of these: the drain below cancels them in the order above. Each is derived from
 	// what it needs, so that a component has ended before the queue, and the queue before the log.

@@ -350,9 +350,11 @@ func (r *Relay) runComponents(ctx context.Context, wg *sync.WaitGroup) {
 	}
 	wg.Go(func() { r.expireOffline(ctx) })
 	wg.Go(func() { r.retryRegistry(ctx) })
-	wg.Go(func() {
-		newMemoryTuner(func() (int, uint64) { s := r.hub.Stats(); return s.Nodes, s.Accepted }).run(ctx)
-	})
+	if !r.opt.NoMemoryTuning {
+		wg.Go(func() {
+			newMemoryTuner(func() (int, uint64) { s := r.hub.Stats(); return s.Nodes, s.Accepted }).run(ctx)
+		})
+	}
 	for _, b := range r.builtins {
 		wg.Go(func() { _ = b.Run(ctx) })
 	}

@@ -75,7 +75,7 @@ func openTestRelay(t testing.TB, ln net.Listener, dial func(context.Context, str
 	enc := zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig())
 	// The devices' tools alone, unless a test wants more.
 	opt := relay.Options{StateDir: r.dir, Listener: ln, Listen: "127.0.0.1:0", Version: "test", DisabledPlugins: []string{relay.PluginTickets, relay.PluginDirectory},
-		Logger: zap.New(zapcore.NewCore(enc, zapcore.AddSync(r.logs), zapcore.DebugLevel))}
+		NoMemoryTuning: true, Logger: zap.New(zapcore.NewCore(enc, zapcore.AddSync(r.logs), zapcore.DebugLevel))}
 	for _, e := range edit {
 		e(&opt)
 	}
