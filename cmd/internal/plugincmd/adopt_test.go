@@ -5,6 +5,8 @@ package plugincmd
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"agentctl/client"
+	"agentctl/cmd/internal/cli"
+	"agentctl/cmd/internal/cli/clitest"
 	"agentctl/relay/plugins/process"
 )
 
@@ -85,6 +89,23 @@ func TestAdoptPrintsDataIfNotLoaded(t *testing.T) {
 	var r adoptReport
 	if jsonErr := json.Unmarshal(out.Bytes(), &r); err == nil || jsonErr != nil || !r.Written || r.Loaded || r.LeftOut == nil {
 		t.Errorf("got %v, and on stdout, %v:\n%s", err, jsonErr, out.String())
+	}
+}
+
+// A dry run of plugin allow refuses a digest that is not that of plugin.json, as the relay does.
+func TestAllowDryRunChecksDigest(t *testing.T) {
+	clitest.HideEnvironment(t)
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	relay := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"name":"notes","version":"1","digest":"ab","call":["*:echo"]}`))
+	}))
+	defer relay.Close()
+	for digest, want := range map[string]int{"": 0, "ab": 0, "cd": cli.ExitFailure} {
+		code, out, errs := clitest.Run(t, newPluginAllow(), "", "notes", "--dry-run", "--digest", digest, "--relay", relay.URL)
+		if code != want || strings.Contains(out, "would allow") != (want == 0) || strings.Contains(errs, "agentctl plugin show notes --relay") != (want != 0) {
+			t.Errorf("digest %q: exit %d, %q, %q", digest, code, out, errs)
+		}
 	}
 }
 

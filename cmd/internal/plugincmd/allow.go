@@ -120,6 +120,9 @@ scope that the caller lacks.`,
 				if err != nil {
 					return err
 				}
+				if digest != "" && digest != b.Digest { // as the relay refuses it
+					return cli.Errorf(cli.ExitFailure, "plugin.json has changed since: look at it again with: agentctl plugin show %s%s", cli.ShellQuote(args[0]), cli.RelayHint(cmd))
+				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
 				return printPluginBus(cmd, b)
 			}
