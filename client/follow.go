@@ -89,7 +89,7 @@ func (f *Follow) Run(ctx context.Context) error {
 }
 
 // errRelayStops and errNewToken are the reasons of a normal close after which a new
-// subscription is worth while.
+// subscription is worthwhile.
 var (
 	errRelayStops = errors.New("the relay is stopping")
 	errNewToken   = errors.New("the token has ended; there is a new one")

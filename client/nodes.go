@@ -57,7 +57,8 @@ func callVerb(capID, kind, verb string) string {
 // Label is what a person would type for the node: its name, or its id when it has none.
 func (n *Node) Label() string { return cmp.Or(n.Name, n.NodeID) }
 
-// errorLabel names the node in an error: a name that its board proposed is no text of ours.
+// errorLabel names the node in an error. A name that its board proposed is untrusted text, which errors do
+// not contain (docs/glossary.md, proposed name).
 func (n *Node) errorLabel() string {
 	if n.NameSet {
 		return n.Name
@@ -156,7 +157,7 @@ func (c *Client) ResolveTool(ctx context.Context, s string) (string, error) {
 	}
 	var all []manifest.Tool
 	for i := range n.Capabilities {
-		tools, _ := manifest.Project(n.NodeID, &n.Capabilities[i]) // none of a capability that only a newer client knows
+		tools, _ := manifest.Project(n.NodeID, &n.Capabilities[i]) // none of a capability that this version does not know
 		all = append(all, tools...)
 	}
 	if tool, ok := manifest.SelectTool(all, given); ok {

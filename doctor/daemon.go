@@ -29,7 +29,7 @@ const (
 // One connection serves all questions, and everything about the daemon is reported here, so
 // that a daemon that does not answer is one failure and not one for each question.
 func (t *target) checkDaemon(ctx context.Context, answer *daemonAnswer) []Finding {
-	// The close comes last, also after a failure: three other checks wait for it.
+	// The close comes last, also after a failure: other checks wait for it.
 	defer close(answer.done)
 	cl, err := control.Dial(ctx, t.Socket)
 	if errors.Is(err, control.ErrPermission) {

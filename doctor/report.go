@@ -7,10 +7,10 @@
 //		fmt.Println(f.Status, f.Name, f.Message, f.Next)
 //	}
 //
-// Each check is independent: when one fails, the others still say what they see. The checks run
-// side by side, so that a report takes as long as the slowest of them, and at most
-// checkTimeout and lateGrace together. A board that is in trouble is the usual case here: no
-// network, a disk that hangs, a clock in 1970, a user without rights.
+// When one check fails, the others still say what they see. The checks run side by side, so that a
+// report takes as long as the slowest of them; the bound is resolveTimeout, checkTimeout and lateGrace
+// together. A board that is in trouble is the usual case here: no network, a disk that hangs, a clock
+// in 1970, a user without rights.
 //
 // A finding is for a person who did not build the system. Its message is what was seen, and
 // its next step is a command or one thing to do.
@@ -21,7 +21,7 @@
 // and relay.go have the checks of their subject. Most of them are in two: a checkX that asks the
 // system, and an xFinding that turns the answer into a Finding and needs no system to test.
 //
-// Three checks depend on that of the daemon: state_dir, relay and token wait for its status,
+// Four checks depend on that of the daemon: state_dir, relay, join and token wait for its status,
 // and go on without one when the daemon does not answer.
 package doctor
 

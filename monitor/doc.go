@@ -4,7 +4,7 @@
 //	w := &monitor.Watcher{Socket: path, Modules: modules}
 //	err := w.Run(ctx, func(ctx context.Context, msgs <-chan monitor.Message) error { ... })
 //
-//	h := monitor.Window{Client: cl, FromMS: from, ToMS: to}
+//	h := monitor.Window{Source: cl, FromMS: from, ToMS: to}
 //	err := h.Export(ctx, os.Stdout, "csv")
 //
 // The sensor catalogue (prober.Sensors) determines which values are drawn, and their order,

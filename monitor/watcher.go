@@ -24,7 +24,7 @@ import (
 //	snapshot     of the modules that the daemon does not push; repeated each interval
 //	release      the events that waited are sent, later ones at once
 //	...          until the connection ends
-//	EventConnection, state "lost"; dial again after 0.2 s to 2 s
+//	EventConnection, state "lost"; dial again at once, then after waits of 0.2 s to 2 s
 //
 // Back-pressure: messages go into a channel of queueSize. When it is full, a message is
 // dropped and counted, and the next one that fits is preceded by EventLost. A slow reader
@@ -292,7 +292,7 @@ func (w *Watcher) burst(ctx context.Context, cl *control.Client) error {
 	_, err := cl.Burst(ctx, w.Interval, burstTTL)
 	var answer *control.Error
 	if errors.As(err, &answer) && answer.Code == control.CodeRateLimited {
-		return nil // a burst of another client is already as fast
+		return nil // others run the most bursts there may be; the next renewal tries again
 	}
 	return err
 }
