@@ -26,7 +26,8 @@ const (
 	maxSearchRows = 100_000 // of one search, about 50 ms
 )
 
-// Newest implements fleet.Events.
+// Newest implements fleet.Events. It reads from the end of the log, and at most maxSearchRows, so that
+// no question reads a log of millions; next is where another one may continue.
 func (f fleetEvents) Newest(ctx context.Context, q fleet.EventQuery, fn func(kernel.Event) bool) (next uint64, err error) {
 	if f.r.events == nil {
 		return 0, errDegraded()

@@ -59,12 +59,13 @@ func (r *Relay) openGateway() (err error) {
 	if r.gateway, err = gateway.New(o); err != nil {
 		return &OptionError{"SSE", err}
 	}
+	// Here and not in Run, so that a port that is taken ends the start and not a relay that serves.
 	r.gatewayListener, err = gateway.Listen(o)
 	return err
 }
 
 // runGateway serves the gateway until ctx ends, supervised. If it is given up, the error
-// goes to failed.
+// goes to failed. Serve closes its listener, so each restart listens at the same address again.
 func (r *Relay) runGateway(ctx context.Context, wg *sync.WaitGroup, failed chan<- error) {
 	if r.gateway == nil {
 		return

@@ -40,7 +40,8 @@ type createdInvite struct {
 	*auth.Invite
 }
 
-// createInvite serves POST /v1/invites.
+// createInvite serves POST /v1/invites. What a caller may give away is bounded by its token (creator); the
+// invite is void once that token is revoked.
 func (r *Relay) createInvite(a *adminCall) (adminChange, error) {
 	var body inviteBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &body) != nil {

@@ -105,7 +105,8 @@ type metric struct {
 }
 
 // families are all metrics without labels. Names and types are part of the interface and do
-// not change; help may.
+// not change; help may. A name may therefore be older than the word for it: agentctl_stray_acks_total
+// counts unsolicited acks.
 var families = []metric{
 	{"agentctl_devices_connected", "gauge", "Devices with a ready link.", func(s *snapshot) float64 { return float64(s.hub.Nodes) }},
 	{"agentctl_device_streams", "gauge", "Metric streams open on devices.", func(s *snapshot) float64 { return float64(s.hub.Streams) }},

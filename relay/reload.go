@@ -23,7 +23,8 @@ type Reloaded struct {
 
 // Reload reads again what may change while the relay serves: the certificate of Options.TLSCert,
 // the origins of Options.AllowOriginFile, the gateway's tokens and origins, and the external plugins
-// whose manifest or program has changed. Each source is taken or left by itself. It is called by one goroutine, after Open.
+// whose manifest or program has changed. A source that is invalid is left as it was and does not keep
+// the others from being applied. It is called by one goroutine, after Open.
 //
 // Tokens, keys and revocations of the state directory need no reload: Run follows them. What else an
 // option decides needs a restart.

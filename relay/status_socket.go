@@ -73,7 +73,7 @@ func listenStatus(stateDir string) (net.Listener, error) {
 		if info.Mode().Type() != fs.ModeSocket {
 			return nil, fmt.Errorf("%s is not a socket; move it away", path)
 		}
-		// A socket of a relay that was killed stays as a file, but nobody accepts on it.
+		// The socket of a relay that was killed stays as a file on which nobody accepts.
 		if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 			_ = c.Close()
 			return nil, fmt.Errorf("another relay serves %s", path)

@@ -41,7 +41,7 @@ type tokenBody struct {
 }
 
 // createToken serves POST /v1/tokens. The answer has the token, which is in no other answer
-// and is not stored.
+// and is not stored. What a caller may give away is bounded by its token (creator).
 func (r *Relay) createToken(a *adminCall) (adminChange, error) {
 	var b tokenBody
 	if len(a.body) > 0 && strictjson.Unmarshal(a.body, &b) != nil {
@@ -90,7 +90,8 @@ func (r *Relay) self(w http.ResponseWriter, req *http.Request) {
 	writeJSON(w, body)
 }
 
-// mintError is the answer to a failed Mint, in constant words but for a scope that there is not.
+// mintError is the answer to a failed Mint. It quotes nothing of the request but names of scopes,
+// and does not say whether a node of another tenant exists.
 func mintError(err error) error {
 	switch scope := new(auth.ScopeError); {
 	case errors.As(err, &scope):
@@ -108,8 +109,8 @@ func mintError(err error) error {
 	return err // an *auth.Error, or one that AsError makes neutral
 }
 
-// listTokens serves GET /v1/tokens?before=JTI&limit=N. `next` is the before of the next page,
-// absent on the last one.
+// listTokens serves GET /v1/tokens?before=JTI&limit=N, newest first: a jti is a ULID, which begins with
+// its time. `next` is the before of the next page, absent on the last one.
 func (r *Relay) listTokens(a *adminCall) (any, error) {
 	if err := a.checkNoBody(); err != nil {
 		return nil, err

@@ -25,7 +25,8 @@ const (
 // transportCounts count what one transport answered.
 type transportCounts struct{ requests, errors atomic.Uint64 }
 
-// countRequest counts the decision about a request of a transport, if it is counted here.
+// countRequest counts the decision about a request of a transport, if it is counted here: links, streams
+// of the gateway and plugins are counted by their packages.
 func (c *counters) countRequest(rec *kernel.Record) {
 	var t *transportCounts
 	switch rec.Transport {
@@ -131,6 +132,7 @@ func (t transports) List() []control.Transport {
 		case transportStatus:
 			row.Adapter, row.Listen = "unix", filepath.Join(r.opt.StateDir, statusSocket)
 		}
+		// Only these have a configuration that Configure accepts.
 		if row.Name == endpointHTTP || row.Name == endpointMCP || row.Name == endpointLink {
 			row.Config, _ = json.Marshal(config) // cannot fail: plain values
 		}
@@ -138,7 +140,8 @@ func (t transports) List() []control.Transport {
 	return append(rows, t.plugins()...)
 }
 
-// plugins returns a row for each external plugin.
+// plugins returns a row for each external plugin: a child of the relay speaks over pipes and has no
+// address, others connect over a Unix socket.
 func (t transports) plugins() (rows []control.Transport) {
 	o := t.r.processOptions()
 	for _, s := range t.r.processes.List() {
