@@ -97,7 +97,8 @@ func New(o Options, hs ...Handler) (*Mux, error) {
 	return m, nil
 }
 
-// Capabilities returns the enabled capabilities, in the order of New.
+// Capabilities returns the enabled capabilities, in the order of New, so that an announce that says the
+// same has the same bytes.
 func (m *Mux) Capabilities() []manifest.Capability {
 	return slices.DeleteFunc(slices.Clone(m.caps), func(c manifest.Capability) bool { return !m.entries[c.CapID].enabled.Load() })
 }
@@ -141,7 +142,8 @@ func (m *Mux) Call(ctx context.Context, tool manifest.ToolName, args []byte) (re
 	return result, m.wrapStream(e, stream), nil
 }
 
-// lookup returns the enabled handler of a tool, and its verb; nil if no such tool was announced.
+// lookup returns the enabled handler of a tool, and its verb; nil if no such tool was announced. The
+// relay may not have received the announce that took it away yet.
 func (m *Mux) lookup(tool manifest.ToolName) (*entry, *manifest.Verb) {
 	e := m.entries[tool.CapID]
 	if e == nil || tool.Short != e.kind.Short || !e.enabled.Load() {

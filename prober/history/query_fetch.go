@@ -81,7 +81,8 @@ func (r *queryReader) endBucket() {
 	r.pending, r.pendingReadings = group{}, r.pendingReadings[:0]
 }
 
-// bucketEnd is the last millisecond of the bucket of ts, within the window.
+// bucketEnd is the last millisecond of the bucket of ts, within the window. Buckets do not begin with
+// the window, so the first and the last one may be cut.
 func (r *queryReader) bucketEnd(ts int64) int64 { return min(ts-ts%r.step+r.step-1, r.to) }
 
 // isDense reports whether the bucket at the cursor has so many rows in the file that

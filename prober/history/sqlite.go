@@ -236,7 +236,8 @@ func (d *db) prepare(query string, args []driver.Value) (*stmt, error) {
 	return st, nil
 }
 
-// forget closes prepared statements that are not used again.
+// forget closes prepared statements that are not used again. Without it a client could fill the memory
+// with statements for each choice of metrics.
 func (d *db) forget(queries ...string) {
 	for _, query := range queries {
 		if st := d.stmts[query]; st != nil {

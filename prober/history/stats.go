@@ -43,7 +43,7 @@ func (s *Store) Stats() Stats {
 const msPerDay = 24 * 60 * 60 * 1000
 
 // addWrittenLocked adds to the bytes of the day. While the time is unknown no new day
-// begins.
+// begins. What was written before the first known time counts for that day.
 func (s *Store) addWrittenLocked(n int64) {
 	if ms, ok := s.now(); ok && ms/msPerDay != s.statsDay {
 		if s.statsDay != 0 {

@@ -44,7 +44,8 @@ func (d *db) nthTime(t *table, from, to, n int64) (int64, error) {
 	return id >> t.shift, err
 }
 
-// removeRange deletes the rows of from..to and returns how many there were.
+// removeRange deletes the rows of from..to and returns how many there were. It keeps d.rows, which the
+// end of the transaction stores.
 func (d *db) removeRange(t *table, from, to int64) (int64, error) {
 	n, err := d.exec(t.remove, t.first(from), t.last(to))
 	if t == samplesTable {

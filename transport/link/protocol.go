@@ -37,9 +37,10 @@
 //
 // # Goroutines
 //
-// Device: Client.Run reads the link in its own goroutine. It starts one goroutine that
-// writes, and two for each command: one answers it, one runs the handler. Run waits for
-// all of them.
+// Device: Client.Run reads the link in the caller's goroutine. It starts one goroutine that
+// writes, one that closes the connection when its context ends, which interrupts a blocked read,
+// and two for each command: one answers it, one runs the handler. Commands may outlive their link;
+// Run waits for all of them at its end.
 //
 // Relay: a session reads in the goroutine of Run, or, after Start with a Poller, in a
 // goroutine that exists while there is input. A second goroutine exists while frames are
