@@ -9,14 +9,17 @@ import (
 	"agentctl/cmd/internal/eventscmd"
 )
 
-// addRelayCommands adds the commands for the events of a gateway. In place of each other command of the full
+// relayCommands returns the commands for the events of a gateway. In place of each other command of the full
 // build is a hidden one that names the package to install. A command that is added to the full build needs
 // its name in this list.
-func addRelayCommands(root *cobra.Command) {
-	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
-		root.AddCommand(notHere(name))
+func relayCommands() map[string]func() *cobra.Command {
+	all := map[string]func() *cobra.Command{
+		"events": func() *cobra.Command { return eventscmd.NewClient(notHere) },
 	}
-	root.AddCommand(eventscmd.NewClient(notHere))
+	for _, name := range []string{"relay", "token", "invite", "node", "keys", "mcp", "plugin", "verify", "demo"} {
+		all[name] = func() *cobra.Command { return notHere(name) }
+	}
+	return all
 }
 
 // notHere makes a hidden command that fails, and says where the real one is. It accepts all flags, so that

@@ -12,19 +12,26 @@ import (
 	"agentctl/cmd/internal/relaycmd"
 )
 
-// addRelayCommands adds the commands that call a relay, and hidden ones in place of those of a board and
+// relayCommands returns the commands that call a relay, and hidden ones in place of those of a board and
 // of a relay's machine.
-func addRelayCommands(root *cobra.Command) {
-	for _, name := range []string{"run", "join", "leave", "status", "snapshot", "watch", "burst", "start", "stop", "doctor", "config"} {
-		root.AddCommand(onlyOnLinux(name, "type it on the board, as over ssh; through the board's relay, these work here: agentctl ls, describe, call and history --board"))
-	}
+func relayCommands() map[string]func() *cobra.Command {
 	const onServer = "type it on the relay's machine"
-	for _, name := range []string{"relay", "keys", "plugin"} {
-		root.AddCommand(onlyOnLinux(name, onServer))
+	all := map[string]func() *cobra.Command{
+		"token": relaycmd.NewToken, "invite": relaycmd.NewInvite, "node": relaycmd.NewNode, "mcp": mcpcmd.New, "verify": clientcmd.NewVerify,
+		"events": func() *cobra.Command {
+			return eventscmd.NewClient(func(name string) *cobra.Command { return onlyOnLinux(name, onServer) })
+		},
 	}
-	root.AddCommand(onlyOnLinux("demo", "type it on a Linux machine; a container or a virtual machine will do"))
-	events := eventscmd.NewClient(func(name string) *cobra.Command { return onlyOnLinux(name, onServer) })
-	root.AddCommand(relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), mcpcmd.New(), clientcmd.NewVerify(), events)
+	hide := func(next string, names ...string) {
+		for _, name := range names {
+			all[name] = func() *cobra.Command { return onlyOnLinux(name, next) }
+		}
+	}
+	hide("type it on the board, as over ssh; through the board's relay, these work here: agentctl ls, describe, call and history --board",
+		"run", "join", "leave", "status", "snapshot", "watch", "burst", "start", "stop", "doctor", "config")
+	hide(onServer, "relay", "keys", "plugin")
+	hide("type it on a Linux machine; a container or a virtual machine will do", "demo")
+	return all
 }
 
 // onlyOnLinux makes a hidden command that fails; next says on which machine it works. The exit code is that

@@ -14,7 +14,7 @@ import (
 // completing reports whether a shell asks for completions. Other starts skip addCompletion,
 // which takes a tenth of a millisecond. cobra has two commands for it, __complete and __completeNoDesc.
 func completing(args []string) bool {
-	return len(args) > 1 && strings.HasPrefix(args[1], cobra.ShellCompRequestCmd)
+	return len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd)
 }
 
 // addCompletion adds functions that complete flags and arguments, to c and below. A function that cannot

@@ -22,7 +22,7 @@ func complete(t *testing.T, words ...string) string {
 // completeWords returns the completions and the directive that the shell gets for these words.
 func completeWords(t *testing.T, words ...string) (candidates, directive string) {
 	t.Helper()
-	if words = append([]string{"__complete"}, words...); !completing(append([]string{"agentctl"}, words...)) {
+	if words = append([]string{"__complete"}, words...); !completing(words) {
 		t.Error("this is no completion")
 	}
 	root := newRoot()

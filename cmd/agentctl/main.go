@@ -5,7 +5,7 @@
 // cmd/internal, one for each group; here are those that compose a whole process (relay, demo), version,
 // and the completion of flags and arguments.
 //
-// There are three builds. Each has a function addRelayCommands:
+// There are three builds. Each has a function relayCommands:
 //
 //	relay.go                    the full build, on Linux
 //	commands_board_build.go     Linux with -tags agentctl_omit_relay: the daemon and the clients, without
@@ -15,14 +15,17 @@
 // In place of a command that a build lacks it has a hidden one, which fails and says where the real one is:
 // a line that was copied from the documents gets that answer and not "unknown command".
 //
-// A command returns a typed error. cli.Explain turns it into an exit code and a text, and run prints the text
-// on stderr after "agentctl: ", with a hint at --help for a usage error.
+// newRoot makes the command that the line begins with, and all of them if it begins with something else: a
+// flag, help, a completion, a word that is no command. A command returns a typed error. cli.Explain turns it
+// into an exit code and a text, and run prints the text on stderr after "agentctl: ", with a hint at --help
+// for a usage error.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/signal"
 	"strings"
@@ -43,11 +46,19 @@ func main() { os.Exit(run()) }
 // run runs the command line and returns the exit code. SIGINT and SIGTERM end the context of the
 // command, so that it can stop what it has started. A command that ignored its context could only be
 // killed: a second signal does nothing more. SIGHUP ends the process, unless the command handles it.
+//
+// Signals are caught when the line was parsed, and not at all for version: the threads that wait for them
+// take a twentieth of the CPU time of a start. Until then a signal ends the process.
 func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	root := newRoot()
-	cmd, err := root.ExecuteContextC(ctx)
+	root := newRoot(os.Args[1:]...)
+	stop := func() {}
+	root.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		var ctx context.Context
+		ctx, stop = signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+		cmd.SetContext(ctx)
+	}
+	defer func() { stop() }()
+	cmd, err := root.ExecuteC()
 	e := cli.Explain(cmd, err)
 	if e == nil {
 		return cli.ExitOK
@@ -59,12 +70,17 @@ func run() int {
 	return e.Code
 }
 
-// newRoot makes the tree of all commands. A tree is used for one run: flags keep their values.
-// The board build has the same tree, with hidden commands in place of those of the relay.
+// newRoot makes the tree of commands for the line args, which does not begin with the name of the program.
+// A tree is used for one run: flags keep their values. The board build has the same tree, with hidden
+// commands in place of those of the relay.
+//
+// If args begins with the name of a command, the tree has that one alone: to make all of them, with more
+// than 500 flags, takes a tenth of the CPU time of a short command, and the daemon would keep them in memory
+// as long as it runs. With any other line, and without one, the tree has all commands.
 //
 // The order matters: usageArgs wraps the check of arguments of all commands in the tree, so it comes last.
 // It misses the command completion, which cobra adds when it executes the tree.
-func newRoot() *cobra.Command {
+func newRoot(args ...string) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "agentctl",
 		Short: "Expose Linux boards to AI agents as MCP tools",
@@ -83,15 +99,31 @@ Anywhere       agentctl demo         the whole loop on this machine, in one proc
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetFlagErrorFunc(wrongFlag)
-	root.AddCommand(clientcmd.NewLs(), clientcmd.NewDescribe(), clientcmd.NewCall(), clientcmd.NewTickets(), newVersion(), clientcmd.NewLogin(), clientcmd.NewContext())
-	root.AddCommand(boardcmd.Commands()...)
-	addRelayCommands(root)
+	all := commands()
+	if len(args) > 0 && all[args[0]] != nil {
+		root.AddCommand(all[args[0]]())
+	} else {
+		for _, newCommand := range all {
+			root.AddCommand(newCommand())
+		}
+	}
 	addHelp(root)
-	if completing(os.Args) {
+	if completing(args) {
 		addCompletion(root)
 	}
 	usageArgs(root)
 	return root
+}
+
+// commands returns the constructors of all commands of this build, by their names.
+func commands() map[string]func() *cobra.Command {
+	all := map[string]func() *cobra.Command{
+		"ls": clientcmd.NewLs, "describe": clientcmd.NewDescribe, "call": clientcmd.NewCall, "tickets": clientcmd.NewTickets,
+		"login": clientcmd.NewLogin, "context": clientcmd.NewContext, "version": newVersion,
+	}
+	maps.Copy(all, boardcmd.Commands())
+	maps.Copy(all, relayCommands())
+	return all
 }
 
 // usageArgs makes wrong arguments a usage error, with its own exit code, in c and below. A command that

@@ -29,10 +29,13 @@ import (
 	"agentctl/relay/eventlog"
 )
 
-// addRelayCommands adds the commands of the full build: those that run or administer a relay, and the
+// relayCommands returns the commands of the full build: those that run or administer a relay, and the
 // clients that are not in the board build.
-func addRelayCommands(root *cobra.Command) {
-	root.AddCommand(newRelay(), relaycmd.NewToken(), relaycmd.NewInvite(), relaycmd.NewNode(), relaycmd.NewKeys(), eventscmd.New(), mcpcmd.New(), plugincmd.New(), clientcmd.NewVerify(), newDemo())
+func relayCommands() map[string]func() *cobra.Command {
+	return map[string]func() *cobra.Command{
+		"relay": newRelay, "token": relaycmd.NewToken, "invite": relaycmd.NewInvite, "node": relaycmd.NewNode, "keys": relaycmd.NewKeys,
+		"events": eventscmd.New, "mcp": mcpcmd.New, "plugin": plugincmd.New, "verify": clientcmd.NewVerify, "demo": newDemo,
+	}
 }
 
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise. It is loopback, because

@@ -47,6 +47,8 @@ func newVersion() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version and the platform",
 		Example: "  agentctl version\n  agentctl version -o json",
+		// In place of the one of all commands: nothing here has to be stopped by a signal (run).
+		PersistentPreRun: func(*cobra.Command, []string) {},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b := readBuildInfo()
 			return out.Print(cmd, b, func() error {

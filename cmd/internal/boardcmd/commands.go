@@ -4,15 +4,15 @@ package boardcmd
 
 import "github.com/spf13/cobra"
 
-// Commands returns the commands of a board: those of its daemon, and those that call the
-// daemon over its control socket.
+// Commands returns, by their names, the constructors of the commands of a board: those of its daemon, and
+// those that call the daemon over its control socket.
 //
-// Each call makes new commands, and reads the defaults of their flags from the environment.
-func Commands() []*cobra.Command {
-	return []*cobra.Command{
-		newRun(), newJoin(), newLeave(), newConfig(), newDoctor(),
-		newStatus(), newSnapshot(), newWatch(), newHistory(),
-		newBurst(), newStart(), newStop(),
-		newJournalHelper(), newProcessesHelper(),
+// A constructor makes a new command, and reads the defaults of its flags from the environment.
+func Commands() map[string]func() *cobra.Command {
+	return map[string]func() *cobra.Command{
+		"run": newRun, "join": newJoin, "leave": newLeave, "config": newConfig, "doctor": newDoctor,
+		"status": newStatus, "snapshot": newSnapshot, "watch": newWatch, "history": newHistory,
+		"burst": newBurst, "start": newStart, "stop": newStop,
+		"journal-helper": newJournalHelper, "processes-helper": newProcessesHelper,
 	}
 }
