@@ -69,16 +69,17 @@ func (c *checkedFiles) check(path string) error {
 		return err
 	}
 	wal, err := os.Open(path + "-wal") // SQLite holds no lock on it
-	if err != nil {
-		return ignoreMissing(err)
+	if err == nil {
+		defer func() { _ = wal.Close() }()
+		_, err = io.Copy(io.Discard, wal)
 	}
-	defer func() { _ = wal.Close() }()
-	if _, err = io.Copy(io.Discard, wal); err == nil {
+	if err = ignoreMissing(err); err == nil {
 		f.read = time.Now()
 	}
 	return err
 }
 
+// ignoreMissing makes a missing file no error: nothing of it could not be read.
 func ignoreMissing(err error) error {
 	if os.IsNotExist(err) {
 		return nil

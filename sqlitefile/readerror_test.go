@@ -45,6 +45,14 @@ func TestReadError(t *testing.T) {
 	if got := ReadError(path+"-none", damage); got != damage {
 		t.Errorf("a file that is gone: %v", got)
 	}
+	// A database without a write-ahead log is not read again either, soon after.
+	if err := os.Remove(path + "-wal"); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	readability.byPath = make(map[string]*checkedFile)
+	if got := ReadError(path, damage); got != damage || readability.byPath[path].read.IsZero() {
+		t.Errorf("a database without a log: %v, read at %v", got, readability.byPath[path].read)
+	}
 	if got := ReadError(path, errBusyDB); got != errBusyDB || ReadError(path, nil) != nil {
 		t.Errorf("another error: %v", got)
 	}
