@@ -1,6 +1,6 @@
 // Package atomicfile replaces files so that a power cut leaves the old or the new content. A file that
 // root writes into another user's directory gets that owner, so that a service can read what a command
-// of root saved for it. SetAside renames a file that was damaged nevertheless, for an operator to see.
+// of root saved for it. SetAside keeps a damaged file under another name, for an operator to look at.
 //
 // Nothing here locks: of two processes that replace a file at once, the later one wins as a whole. Who
 // reads, changes and writes a file takes a lock (transport/enroll, login).
@@ -21,8 +21,9 @@ import (
 // rename: a reader must not find a file that it cannot open.
 //
 // The steps are those of a durable rename: write and sync a temporary file in the same
-// directory, rename it, sync the directory. Before the rename a failure, for instance of a full
-// disk, leaves the directory as it was.
+// directory, rename it, sync the directory. A failure before the rename, such as a full disk, leaves
+// the directory as it was. If the last step fails, the new content is in place, but a power cut may
+// bring back the old one.
 func Replace(path string, data []byte) error { return write(path, data, 0o600, rename) }
 
 // ReplaceMode is Replace with other permission bits.

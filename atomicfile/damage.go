@@ -33,7 +33,7 @@ func (d *Damage) Error() string {
 
 // SetAside renames a damaged file, or whatever has its place, so that a new one can be written
 // and a person can still look at the old one. At most maxAside of one name are kept. The time in the new
-// name has a fixed length, so the names sort by age; a name that is taken gets the next free millisecond.
+// name has a fixed length, so the names sort by age; if a name is taken, the next free millisecond is used.
 func SetAside(path string) (aside string, err error) {
 	prefix := path + AsideMark
 	for at := time.Now().UTC(); aside == ""; at = at.Add(time.Millisecond) {
@@ -52,7 +52,7 @@ func SetAside(path string) (aside string, err error) {
 	if err != nil {
 		return aside, nil // the renamed file counts; the bound holds again the next time
 	}
-	old = slices.DeleteFunc(old, func(name string) bool {
+	old = slices.DeleteFunc(old, func(name string) bool { // not the new one, which sorts first if the clock went back
 		return !strings.HasPrefix(name, filepath.Base(prefix)) || name == filepath.Base(aside)
 	})
 	slices.Sort(old)
@@ -79,8 +79,8 @@ func Aside(dir string) ([]string, error) {
 const staleAfter = 10 * time.Minute
 
 // RemoveStale removes temporary files that Replace left behind in a directory when the power was
-// cut, and returns how many. Those of the last minutes stay: another process may be writing them.
-// So a clock that starts in 1970 removes them all, since their times are in its future.
+// cut, and returns how many. Those of the last staleAfter stay: another process may be writing them. A
+// time far in the future is stale too: a board without a clock starts in 1970.
 func RemoveStale(dir string) (removed int, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
@@ -106,6 +106,8 @@ func isTemporary(name string) bool {
 	return i > 1 && name[0] == '.' && i < len(name)-1 && strings.Trim(name[i+1:], "0123456789") == ""
 }
 
+// exists reports whether a name is taken. An error other than fs.ErrNotExist counts as taken, so that
+// nothing is replaced that could not be seen.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)

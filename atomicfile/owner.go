@@ -31,8 +31,8 @@ func Open(path string, mode fs.FileMode) (*os.File, error) {
 }
 
 // MkdirAll makes a directory and its parents. Those that root makes get the owner of the
-// directory they are made in. It does not sync their names: a power cut soon afterwards may remove a new
-// directory with what is in it.
+// directory they are made in. It does not sync their names: after a power cut a new directory may be
+// gone, with what is in it.
 func MkdirAll(dir string, mode fs.FileMode) error {
 	if st, err := os.Stat(dir); err == nil {
 		if st.IsDir() {

@@ -41,7 +41,8 @@ func ownDirLike(dir, like string) error {
 }
 
 // OwnLike gives a file that this process made the owner and the group of a directory. It does nothing
-// if this process is not root, and leaves the group if only that differs and must not be changed. It takes the open file, since a name could be replaced by a link.
+// if this process is not root. If only the group differs and the kernel refuses to change it, that is no
+// error. It takes the open file, since a name could be replaced by a link.
 func OwnLike(f *os.File, dir string) error {
 	if os.Geteuid() != 0 {
 		return nil

@@ -7,9 +7,9 @@ import (
 	"agentctl/unixrpc"
 )
 
-// Query asks the helper behind a socket for a page and returns it as JSON, without validating it: that
-// is for the caller, since the helper may be of another version than the daemon during an upgrade. Its
-// errors are ctx's, unixrpc.ErrNoHelper, unixrpc.ErrNoAnswer, and an *Error of the helper.
+// Query asks the helper behind a socket for a page and returns it as JSON. The caller validates it: during
+// an upgrade the helper may be of another version than the daemon. The errors are ctx's,
+// unixrpc.ErrNoHelper, unixrpc.ErrNoAnswer, and an *Error of the helper.
 func Query(ctx context.Context, socket string, r *Request) ([]byte, error) {
 	answer, err := unixrpc.Call(ctx, socket, r, maxAnswer)
 	if err != nil {

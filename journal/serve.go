@@ -19,8 +19,8 @@ import (
 	"agentctl/unixrpc"
 )
 
-// killDelay is how long to wait for the pipes of a journalctl that was killed to close: a process that
-// left its group could keep its stderr open.
+// killDelay is how long to wait for the stderr of a journalctl that was killed to close: a process that
+// it started could have left its process group, and keep it open.
 const killDelay = 200 * time.Millisecond
 
 // Serve answers the one request of a connection, with the output of the program journalctl, and closes
@@ -155,7 +155,7 @@ func newTextFilter(text string) textFilter { return textFilter{strings.ToLower(t
 
 // mayPass is a first check of a message that is not redacted yet, because redaction is slow. A text
 // that may match the mask, or a part of it and what is beside it, always passes. A message that has the
-// text in a secret alone passes here and fails the second check, so that nothing about the secret shows.
+// text only inside a secret passes here and fails the second check, so that a search cannot find secrets.
 func (f textFilter) mayPass(message string) bool {
 	if f.passes(message) || strings.Contains(redacted, f.text) || strings.Contains(f.text, redacted) {
 		return true
@@ -173,8 +173,8 @@ func (f textFilter) passes(message string) bool {
 	return f.text == "" || strings.Contains(strings.ToLower(message), f.text)
 }
 
-// tail keeps the last maxTail bytes that are written to it: the stderr of journalctl, of which the end
-// says why it failed.
+// tail keeps the last maxTail bytes that are written to it: the end of journalctl's stderr says why it
+// failed.
 type tail struct{ buf []byte }
 
 const maxTail = 512

@@ -162,8 +162,8 @@ func (f *File) load(path string) (err error) {
 	return f.indexWAL()
 }
 
-// indexWAL notes which frames hold each page, also those behind damage. A frame with other salts is of an
-// earlier log, of which the database has everything.
+// indexWAL notes which frames hold each page, also those behind damage. Frames with other salts are of an
+// earlier log, all of which is in the database.
 func (f *File) indexWAL() error {
 	w := f.wal
 	if w == nil || w.pageSize != f.pageSize {
@@ -206,7 +206,7 @@ func (f *File) guessPageSize() (best int, err error) {
 }
 
 // looksLikeLeaf reports whether b is a table leaf page of this size: its last cell ends where the
-// page does. With a wrong size, the end of b is in the middle of a page or belongs to another one.
+// page does. With a wrong size, b ends in the middle of a page or in another one.
 func looksLikeLeaf(b []byte) bool {
 	cells, content := leafHeader(b)
 	if b[0] != tableLeaf || cells == 0 || leafHeaderSize+2*cells > content || content > len(b) {
@@ -244,12 +244,12 @@ func leafHeader(b []byte) (cells, content int) {
 // columns. Pages that are free now are read too, and a row is returned again for each copy of its page.
 // The order is:
 //
-//  1. what SQLite reads: each page as the log has it up to the first damage, or else the database
+//  1. what SQLite reads: the newest copy of each page, in the log up to the first damage or in the database
 //  2. the pages in committed transactions behind the damage, which SQLite ignores
 //  3. if there is damage, the database's copy of the pages that the log replaces: a checkpoint may have
 //     written it from a frame that was damaged later
 //
-// Bytes that are damaged may look like a row, so fn has to check what it is given.
+// Damaged bytes may look like a row, so fn has to check what it is given.
 func (f *File) Records(fn func(*Record) error) (Stats, error) {
 	st := Stats{Pages: f.pages}
 	valid, lastLost := 0, 0 // frames: those that SQLite reads, and the last one behind damage
@@ -287,8 +287,9 @@ func (f *File) Records(fn func(*Record) error) (Stats, error) {
 	return st, nil
 }
 
-// readBehindDamage reads the leaf pages in the frames from first to last, which SQLite ignores. Overflow
-// pages are the newest ones up to the end of the same transaction: later ones may be of other rows.
+// readBehindDamage reads the leaf pages in the frames from first to last, which SQLite ignores. It takes
+// the newest copy of an overflow page up to the end of the leaf's transaction: later copies may belong to
+// other rows.
 func (f *File) readBehindDamage(st *Stats, first, last int, fn func(*Record) error) error {
 	end := 0 // of the transaction
 	for i := first; i <= last; i++ {
@@ -375,9 +376,8 @@ func (f *File) leaf(st *Stats, p uint32, page []byte, upTo int, fn func(*Record)
 	return nil
 }
 
-// cell reads one cell of a leaf page with its overflow pages. It checks each length against what is
-// left of the page before it slices, since a damaged cell can claim anything. It returns
-// the bytes of the payload that are in the page.
+// cell reads one cell of a leaf page with its overflow pages. A damaged cell can claim any length, so
+// each is checked against the rest of the page. It returns the bytes of the payload that are in the page.
 func (f *File) cell(r *Record, page []byte, start, upTo int) (local int, ok bool) {
 	if start < leafHeaderSize || start >= min(len(page), f.usable) {
 		return 0, false
@@ -432,8 +432,8 @@ func (f *File) localSize(size int, index bool) int {
 	return minLocal
 }
 
-// overflow appends the rest of a payload from a chain of overflow pages. Its length is bounded by
-// that of the payload, so a chain may be a circle.
+// overflow appends the rest of a payload from a chain of overflow pages. It reads no more pages than the
+// payload needs, so a damaged chain that leads back to itself ends.
 func (f *File) overflow(p uint32, left, upTo int) bool {
 	for left > 0 {
 		if p == 0 || p > maxPages {

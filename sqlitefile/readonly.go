@@ -48,7 +48,8 @@ func ReadOnly(path, query string) (dsn string, done func() error, err error) {
 	return DSN(to, "_query_only=1"+query), done, nil
 }
 
-// CopyFile copies a regular file to a new one of mode 0600, and syncs it.
+// CopyFile copies a regular file to a new one of mode 0600, and syncs it. After an error the caller
+// removes what was copied.
 func CopyFile(from, to string) (err error) {
 	info, err := os.Lstat(from)
 	if err == nil && !info.Mode().IsRegular() {

@@ -17,7 +17,7 @@ import (
 //	12, 14 …  a blob of (n-12)/2 bytes
 //	13, 15 …  a text of (n-13)/2 bytes
 
-// Bounds of a record. What exceeds them was not written by a program of ours.
+// Bounds of a record. agentctl writes none that exceeds them, so that such a cell is taken for damaged.
 const (
 	maxColumns = 64
 	maxPayload = 1 << 20 // bytes
@@ -44,8 +44,8 @@ type Value struct {
 	Bytes []byte  // of a Text or Blob; valid until the next record
 }
 
-// varint reads a variable-length integer and returns its length, 0 if b is too short. Unlike those of
-// encoding/binary it begins with the high bits, and its ninth byte has eight.
+// varint reads a variable-length integer and returns its length, 0 if b is too short. Unlike one of
+// encoding/binary it begins with the high bits, and its ninth byte has no continuation bit.
 func varint(b []byte) (v uint64, n int) {
 	for i := range min(len(b), 9) {
 		if i == 8 {

@@ -7,12 +7,12 @@
 //   - File reads the rows of a database page by page, without its b-trees: all that can be read of
 //     a file that SQLite cannot read.
 //   - Table reads the rows of one table in order, by its b-tree, several times as fast as SQLite.
-//   - ReadOnly opens a database so that nothing on disk changes.
+//   - ReadOnly gives the DSN of a connection that changes nothing on disk.
 //   - ReadError distinguishes a disk that returns errors from a file that is damaged.
 //   - DSN and Code are what all stores share when they use the driver.
 //
-// The formats are those of https://www.sqlite.org/fileformat2.html. wal.go has the write-ahead log,
-// pages.go and record.go pages and rows, which File and Table share.
+// The formats are those of https://www.sqlite.org/fileformat2.html: of the write-ahead log in wal.go, of
+// pages in pages.go, of rows in record.go.
 //
 // # Locks
 //

@@ -129,8 +129,8 @@ func (t *Table) readPages(buf []byte, p uint32) error {
 }
 
 // Rows calls fn with the rows of leaf i, counted from 0, and returns its error. A leaf that is not sound
-// is ErrNotSound, after the rows before the fault. Row ids ascend within the leaf; that those of the next
-// leaf are higher is for the caller to check.
+// is ErrNotSound, after the rows before the fault. Row ids ascend within the leaf; the caller checks that
+// those of the next leaf are higher.
 func (t *Table) Rows(i int, fn func(*Record) error) error {
 	page, err := t.leaf(i)
 	if err != nil {

@@ -96,7 +96,7 @@ func (e *WALDamage) Error() string {
 // process should have no SQLite connection to the database then, since closing a file drops a
 // process's locks on it.
 func ScanWAL(path string) error {
-	var seen *WALDamage // in the scan before
+	var seen *WALDamage // by the previous scan
 	for range 5 {
 		damage, err := scanWALOnce(path)
 		switch {

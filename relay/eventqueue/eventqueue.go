@@ -13,10 +13,10 @@
 // the log below. If that refuses them, or accepts and then does not store them (Dropped), they are
 // counted in a gap as well.
 //
-// An event goes from waiting to the log in the order in which it came, or into the gap of its tenant. The
-// gap is closed, and queued as an event, by the next event of the tenant that is accepted, or when
-// nothing else waits. So it is written before what came after it. Everything is in memory: if the relay
-// is killed during a fault of the disk, what waits is lost, and so are the gaps.
+// Events that wait are written in the order in which they came. The gap of a tenant is queued as an event
+// right before the next event of the tenant that is accepted, or as soon as nothing else waits: a reader
+// of the log finds it where the missing events would be. Everything is in memory: if the relay is killed
+// during a fault of the disk, the events that wait are lost, and so are the gaps.
 package eventqueue
 
 import (
@@ -83,8 +83,9 @@ type Stats struct {
 	Unreported uint64
 }
 
-// Queue is a kernel.Log in front of another one. An event that it loses is counted in a Gap. Its
-// methods may be called from any goroutine.
+// Queue is a kernel.Log in front of another one. An event for which it has no space is counted in a Gap;
+// one that the log itself refuses is logged. Its methods may be called from any goroutine, but Run only
+// once.
 type Queue struct {
 	opt    Options
 	log    *zap.Logger
@@ -98,10 +99,10 @@ type Queue struct {
 	waiting []kernel.Event
 	bytes   int
 	tenants map[string]share // with waiting events
-	gaps    map[string]*Gap  // by tenant, of events that were refused since the last that was queued
+	gaps    map[string]*Gap  // by tenant, of events that were lost since its last one that was queued
 	lost    uint64
-	pushed  uint64 // events that were ever in waiting
-	removed uint64 // of those, no longer
+	pushed  uint64 // events that were ever added to waiting
+	removed uint64 // of those, the ones that have left it
 }
 
 // share is what waits of one tenant.
@@ -128,9 +129,9 @@ func (q *Queue) Fault() error {
 }
 
 // Append implements kernel.Log. It appends to the log below and does not wait behind what is
-// queued here: its events are of other aggregates. While the disk has hung for some seconds it
+// queued here: its events are of other aggregates. While the disk has hung for storage.HungAfter it
 // fails at once; a wait that ends with ctx says that the disk was the reason. A full log is reported as
-// the fault of the disk that made it full, if there is one: the caller then gets the right answer.
+// the fault of the disk that made it full, if there is one: the caller learns the cause, not the effect.
 func (q *Queue) Append(ctx context.Context, events ...kernel.Event) (uint64, error) {
 	if q.opt.Log == nil {
 		return 0, q.Fault()
@@ -171,14 +172,14 @@ func (q *Queue) Last() uint64 {
 	return q.opt.Log.Last()
 }
 
-// Offer implements kernel.Log: it never waits. false: the event is not kept, and a gap will
-// say so, unless there is no log or the event is malformed (kernel.Event.Check).
+// Offer implements kernel.Log: it never waits. false: the event is not kept. A gap will say so, unless
+// there is no log, or the event would wait here and is malformed (kernel.Event.Check).
 func (q *Queue) Offer(e kernel.Event) bool {
 	if q.opt.Log == nil {
 		return false
 	}
 	if e.CreatedMS == 0 {
-		e.CreatedMS = time.Now().UnixMilli() // and not the time at which the disk takes it
+		e.CreatedMS = time.Now().UnixMilli() // the log would stamp it when the disk takes it
 	}
 	if passesThrough(e.Type) {
 		if q.opt.Log.Offer(e) {
@@ -212,7 +213,7 @@ func passesThrough(typ string) bool {
 	return group == "call" || group == "event"
 }
 
-// pushLocked queues an event without a look at the bounds.
+// pushLocked queues an event without checking the bounds.
 func (q *Queue) pushLocked(e kernel.Event) {
 	size := len(e.Payload) + eventOverhead
 	s := q.tenants[e.Tenant]
@@ -273,9 +274,9 @@ func (q *Queue) signal() {
 	}
 }
 
-// Run writes what waits until ctx ends, and then tries once more. What the disk does not take
-// then is lost, and logged. It gathers events for gatherInterval before each batch, retries each second
-// after a failure, and writes one batch right behind the other while a full one waits.
+// Run writes what waits until ctx ends, and then tries once more. It logs how many events the disk did
+// not take then: they are lost. It gathers events for gatherInterval before each batch, retries after
+// retryInterval if one fails, and does not pause between batches while a full one waits.
 func (q *Queue) Run(ctx context.Context) error {
 	if q.opt.Log == nil {
 		<-ctx.Done()
@@ -314,8 +315,8 @@ func (q *Queue) Run(ctx context.Context) error {
 	}
 }
 
-// finish makes one last attempt, which ends with the first error. An Append that its timeout ends may be
-// stored all the same; nobody writes it again.
+// finish makes one last attempt, which ends with the first error. If finalTimeout ends an Append, its
+// events may be stored all the same, and the number in the log is too high.
 func (q *Queue) finish() {
 	ctx, cancel := context.WithTimeout(context.Background(), finalTimeout)
 	defer cancel()
@@ -343,12 +344,12 @@ func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	if len(batch) == 0 {
 		return false, nil
 	}
-	// Without a deadline while the relay runs: an Append that was given up may be stored all
-	// the same, and be written twice.
+	// Without a deadline while the relay runs: the events of an Append that was given up may be
+	// stored all the same, and the retry would write them twice.
 	if _, err = q.opt.Log.Append(ctx, batch...); err != nil {
 		if ctx.Err() == nil && storage.Classify(err) == "" && !errors.Is(err, kernel.ErrLogFull) {
-			// The log refuses one of these events, and not the disk. The others must not wait
-			// for it: they are written one by one, and it is left out.
+			// The disk works, and the log refuses one of these events. The others must not
+			// wait for it: they are written one by one, and it is left out.
 			if len(batch) > 1 {
 				q.singles = len(batch)
 				return true, nil
@@ -362,15 +363,16 @@ func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	return q.remove(len(batch), false), nil
 }
 
-// Mark returns a number for Wait: how many events were ever queued. The two let a reader see in the log
-// what was offered before it asked.
+// Mark returns a number for Wait: how many events were ever queued. With the two a reader waits until
+// the log has what was offered before it asked.
 func (q *Queue) Mark() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.pushed
 }
 
-// Wait returns when no event that was queued before mark waits any more, or with the error of ctx.
+// Wait returns when no event that was queued before Mark waits any more, or with the error of ctx. It
+// polls, since a condition variable has no timeout; gatherInterval is longer than its tick.
 func (q *Queue) Wait(ctx context.Context, mark uint64) error {
 	tick := time.NewTicker(gatherInterval / 4)
 	defer tick.Stop()
@@ -389,7 +391,8 @@ func (q *Queue) Wait(ctx context.Context, mark uint64) error {
 	}
 }
 
-// nextBatch returns the oldest events, and with them the gaps once nothing else waits.
+// nextBatch returns the oldest events, at most limit and about batchBytes. It queues the gaps first if
+// nothing else waits: no later event of their tenants would.
 func (q *Queue) nextBatch(limit int) []kernel.Event {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -25,6 +25,6 @@
 // Classify says what kind of fault an error of SQLite or the operating system is. A store
 // wraps its errors with Wrap or TimedOut; manifest.AsError makes the caller's answer of them.
 //
-// watch.go has what a store calls and what is known of it, monitor.go the goroutine that probes and logs,
-// kind.go the kinds of problems, error.go the errors and the answers to callers.
+// watch.go has what a store calls, monitor.go the goroutine that probes and logs, kind.go the kinds of
+// problems, error.go the errors and the answers to callers.
 package storage

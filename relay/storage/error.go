@@ -40,9 +40,9 @@ func Wrap(dir, store string, err error) error {
 }
 
 // readOnlyCache remembers whether a directory could be written: the check is a write itself. It knows
-// the last directory only, since the stores of a relay are in one.
+// the last directory only, since the stores of a relay share one.
 type readOnlyCache struct {
-	mu     sync.Mutex // held across the write, so that many callers that fail at once make one
+	mu     sync.Mutex // held across the write, so that many callers that fail at once cause one
 	dir    string
 	at     time.Time
 	result bool
@@ -50,12 +50,12 @@ type readOnlyCache struct {
 
 var readOnly readOnlyCache
 
-// readOnlyInterval is how long a result is used: long enough to bound the writes of many callers
-// that fail at once, and shorter than a fault takes to turn into another one.
+// readOnlyInterval is how long a result is used. It bounds the writes to two a second, however many
+// callers fail.
 const readOnlyInterval = 500 * time.Millisecond
 
-// check reports whether the filesystem of a directory refuses every change (EROFS), by making a file
-// there. Other errors of that, such as no space, are for Classify to name.
+// check reports whether the filesystem of a directory is read-only (EROFS), by making a file there. If
+// that fails for another reason, such as no space, the caller keeps the kind that Classify found.
 func (c *readOnlyCache) check(dir string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -58,8 +58,8 @@ func (k Kind) severity() int {
 }
 
 // Classify returns the kind of fault that an error is, or "" for an error that says nothing
-// about the disk: a canceled request, a constraint, a value out of range. The end of a context is none
-// here, because most do not end for the disk; TimedOut is for those that do.
+// about the disk: a canceled request, a constraint, a value out of range. The end of a context is no
+// fault here, since most contexts end for other reasons; TimedOut is for calls that waited for the disk.
 func Classify(err error) Kind {
 	if err == nil {
 		return ""

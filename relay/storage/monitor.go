@@ -28,9 +28,9 @@ type Options struct {
 	Logger *zap.Logger // default none
 }
 
-// Monitor watches the stores of one relay: each has a Watch, which Monitor.Watch makes before Run. Between
-// two checks nothing depends on it: Health, Stuck and Watch.Err compute their answers from what the
-// operations have left, so that readyz is right at once.
+// Monitor watches the stores of one relay: each has a Watch, which Monitor.Watch makes before Run. Run
+// logs and probes only. Health, Stuck and Watch.Err compute their answers from the operations when they
+// are called, so that readyz shows a fault before the next check of Run.
 type Monitor struct {
 	log     *zap.Logger
 	limit   *rate.Limiter // of logged lines
@@ -108,7 +108,7 @@ func (m *Monitor) Stuck(d time.Duration) error {
 
 // Run logs changes and probes stores with a fault, until ctx ends. It then waits for probes,
 // except for one that hangs: its goroutine is left behind, since nothing can end it. Each probe has a
-// goroutine, so that a disk that hangs delays neither the probes of other stores nor the log.
+// goroutine, so that one that hangs delays neither the probes of other stores nor the log.
 func (m *Monitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
@@ -173,8 +173,8 @@ func (w *Watch) dueProbe() func(context.Context) error {
 	return w.probe
 }
 
-// runProbe runs a probe as an operation like others: it can set a fault, and one that hangs is in flight
-// until it returns.
+// runProbe brackets a probe like any operation: it can set a fault, and while it hangs it is in flight,
+// so that Problems reports the store as hung.
 func (w *Watch) runProbe(ctx context.Context, probe func(context.Context) error, done chan<- *Watch) {
 	op := w.Begin(probeName)
 	err := probe(ctx)
@@ -187,7 +187,7 @@ func (w *Watch) runProbe(ctx context.Context, probe func(context.Context) error,
 
 // logChange logs when the worst problem of a store changes. Of a fault that comes and goes many times a
 // minute it logs some changes only, with the number of lines that were left out. The stores share the
-// limit, since they mostly share the disk and its faults.
+// limit: mostly they are on one disk and fail together.
 func (m *Monitor) logChange(w *Watch) {
 	problems := w.Problems()
 	state := ""
@@ -240,8 +240,8 @@ var predicates = map[Kind]string{
 	NearlyFull: "is nearly full",
 }
 
-// Describe says in one line what is wrong with a store, for readyz and people. It leaves out Detail, in
-// which paths and errors are: readyz needs no token.
+// Describe says in one line what is wrong with a store, for readyz and people. It leaves out Detail,
+// which can have paths and errors: readyz answers without a token.
 func Describe(store string, p Problem, now time.Time) string {
 	var b strings.Builder
 	b.WriteString(store + " " + predicates[p.Kind])

@@ -34,8 +34,8 @@ type Problem struct {
 // a nil Watch, which does nothing. It keeps three things, which Problems puts together:
 //
 //	inFlight  operations that have begun: the oldest one shows a disk that is slow or hangs now
-//	faults    of each name of an operation, what its last end has shown; the next end replaces or clears it
-//	problems  what Report added, and damage; until Resolve
+//	faults    for each name of an operation, whether the last one failed or was slow
+//	problems  what Report added, until Resolve, and damage, until the process ends
 type Watch struct {
 	name string
 	now  func() time.Time
@@ -92,8 +92,8 @@ func (w *Watch) Name() string {
 	return w.name
 }
 
-// Operation is a disk operation that has begun. It is a value, so that a bracket allocates nothing; the
-// zero Operation is that of a nil Watch.
+// Operation is a disk operation that has begun. It is a value, so that Begin allocates nothing. End of
+// the zero Operation, which a nil Watch returns, does nothing.
 type Operation struct {
 	w     *Watch
 	name  string
@@ -146,7 +146,7 @@ func (o Operation) End(err error) {
 		w.stats.Slow++
 	}
 	switch {
-	case kind == Damaged: // not a fault: an operation that reads other pages succeeds, and would clear it
+	case kind == Damaged: // not as a fault: the next operation, which reads other pages, would clear it
 		w.reportLocked("operation", Problem{Kind: Damaged, Operation: o.name, Detail: err.Error(), Since: now})
 	case kind != "":
 		w.setFaultLocked(fault{Problem{Kind: kind, Operation: o.name, Detail: err.Error(), Since: now}, took})
@@ -157,8 +157,8 @@ func (o Operation) End(err error) {
 	}
 }
 
-// setFaultLocked records a fault. One of an operation that had a fault already keeps the time at which
-// that began, also when the kind is another one: a disk that was slow and now fails is one fault.
+// setFaultLocked records a fault. If the operation has one already, the time at which that began stays,
+// also when the kind is another one: a disk that was slow and now fails is one fault.
 func (w *Watch) setFaultLocked(f fault) {
 	f.Detail = bounded(f.Detail)
 	i := slices.IndexFunc(w.faults, func(g fault) bool { return g.Operation == f.Operation })
@@ -195,8 +195,8 @@ func (w *Watch) SetProbe(fn func(context.Context) error) {
 	w.probe = fn
 }
 
-// Report adds a problem that the owner of the store knows of, or replaces the one of this id.
-// A problem without a time gets the present one; one that replaces another keeps the time of that.
+// Report adds a problem that the owner of the store knows of, or replaces the one of this id, whose time
+// it keeps. A new problem without a time gets the present one.
 func (w *Watch) Report(id string, p Problem) {
 	if w == nil {
 		return
@@ -231,8 +231,8 @@ func (w *Watch) Resolve(id string) {
 	w.problems = slices.DeleteFunc(w.problems, func(r reported) bool { return r.id == id })
 }
 
-// Problems returns what is wrong with the store now, the worst first; nil for nothing. Of problems that
-// are equally bad, one that is going on comes before one that an operation has shown, then reported ones.
+// Problems returns what is wrong with the store now, the worst first; nil for nothing. Of equally bad
+// ones, an operation in flight comes first, then operations that have ended, then reported problems.
 func (w *Watch) Problems() []Problem {
 	if w == nil {
 		return nil
@@ -246,7 +246,7 @@ func (w *Watch) Problems() []Problem {
 	}
 	for i, f := range w.faults {
 		if f.Operation == probeName && slices.ContainsFunc(w.faults[:i], func(g fault) bool { return g.Kind == f.Kind }) {
-			continue // says nothing new
+			continue // the same fault, which an operation has shown already
 		}
 		if f.Kind == Slow {
 			f.Detail = fmt.Sprintf("the last one took %s", f.lasted.Round(100*time.Millisecond))
@@ -281,7 +281,7 @@ func (w *Watch) oldestLocked(now time.Time) (Problem, bool) {
 
 // Stuck returns an *Error while an operation has been in flight for longer than d: whatever
 // needs the store now waits behind it. nil otherwise, and for a nil Watch. Callers ask before they begin
-// to wait: Err would refuse them as well for a fault that the next operation may clear.
+// to wait. They do not ask Err, which also returns faults that their own operation could clear.
 func (w *Watch) Stuck(d time.Duration) error {
 	if w == nil {
 		return nil
