@@ -21,15 +21,15 @@
 // # Locks
 //
 //	relay.lock, shared      Create, like the relay and its commands: no restore begins meanwhile
-//	relay.lock, exclusive   Restore and AcceptLoss, while they look at the stores and exchange them
-//	events.db.lock          the same, for a relay of an earlier agentctl (lockState)
-//	the partial directory   Create: another one does not delete it (removePartial)
+//	relay.lock, exclusive   Restore and AcceptLoss, while they examine the stores and exchange them
+//	events.db.lock          the same two, against a relay of an earlier agentctl (lockState)
+//	the partial directory   Create, so that another Create does not delete it (removePartial)
 //
 // # Interruptions
 //
-// A Create that is killed leaves a directory whose name ends in .partial, which the next one deletes. A
-// Restore that is killed leaves a staging directory. The next process that opens the state directory
-// deletes it, or completes the exchange of files if that was recorded already.
+// A Create that is killed leaves a directory whose name ends in .partial, which the next Create deletes.
+// After a Restore that is killed, the next process that opens the state directory completes the exchange
+// of files if Swap had recorded it, and deletes the staging directory if not.
 //
 // # Files
 //
@@ -157,7 +157,7 @@ func readManifest(dir string) (*Manifest, error) {
 		return nil, err
 	}
 	m := new(Manifest)
-	// Strict, so that a newer agentctl can add a member that an older one must not overlook.
+	// Strict: a member that this agentctl does not know may change what a restore has to do.
 	if err := strictjson.Unmarshal(b, m); err != nil {
 		return nil, damaged(manifestFile + " cannot be read, or is of a newer agentctl")
 	}

@@ -16,9 +16,9 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// Copying beside a relay that runs. Its commits must not wait long behind our reads and writes, so
-// bytes are limited per second and synced in small parts. The copy must not have half of a
-// transaction, so databases are copied from a snapshot by SQLite's online backup and not as files.
+// A relay may run while its files are copied. Its commits must not wait long for the disk, so the bytes
+// per second are limited, and synced in small parts. Databases are copied from a snapshot by SQLite's
+// online backup (https://www.sqlite.org/backup.html): a copy of the file could have half of a transaction.
 
 // Speeds of copying, bytes per second.
 const (
@@ -39,8 +39,8 @@ func newCopier(bytesPerSecond int) *copier {
 	return &copier{rate.NewLimiter(rate.Limit(bytesPerSecond), 4*copyChunk)}
 }
 
-// wait waits until n more bytes may be read or written, at most a chunk.
-// The limiter's burst is four chunks: more than that at once would be an error.
+// wait waits until n more bytes may be read or written. n is at most the limiter's burst of four chunks:
+// more would be an error.
 func (c *copier) wait(ctx context.Context, n int) error { return c.limit.WaitN(ctx, n) }
 
 // file copies a regular file to a new one of mode 0600, syncs it and returns its size and hash. A file
@@ -186,9 +186,9 @@ func (s *snapshot) copyTo(ctx context.Context, c *copier, to string) error {
 	return nil
 }
 
-// steps copies all pages, a chunk at a time. out is the file of the copy, to be synced.
-// The connection's read transaction stays open over all steps: without it SQLite would begin again
-// each time that another process has written.
+// steps copies all pages, a chunk at a time. out is the file of the copy, to be synced. The connection's
+// read transaction stays open over all steps: without it SQLite would begin again each time that another
+// process has written.
 func (s *snapshot) steps(ctx context.Context, c *copier, b *sqlite.Backup, out *os.File) error {
 	const pageSize = 4096 // assumed; with larger pages the copy exceeds its speed
 	for written := 0; ; written += copyChunk {

@@ -76,13 +76,13 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	}
 	began := o.Now().UTC()
 	name := filepath.Join(o.Dir, namePrefix+began.Format(nameTime))
-	// Random, for two that begin in the same second.
+	// With random characters, since two may begin in the same second.
 	partial := name + "-" + manifest.NewULID()[16:] + partialSuffix
 	unlock, err := makePartial(partial)
 	if err != nil {
 		return nil, err
 	}
-	// Runs after the removal below, so that the directory is locked as long as it exists.
+	// Deferred before the removal below, and so run after it: the directory is locked until it is gone.
 	defer unlock()
 	defer func() {
 		if err != nil {
@@ -108,9 +108,9 @@ func Create(ctx context.Context, o Options) (_ *Result, err error) {
 	return r, err
 }
 
-// checkWALs refuses damaged write-ahead logs. SQLite would leave out the transactions behind the
-// damage, without an error.
-// It runs before this process opens a store, because closing a file drops a process's locks on it.
+// checkWALs refuses damaged write-ahead logs. SQLite would leave out the transactions behind the damage,
+// without an error. It runs before this process opens a store, because closing a file drops a process's
+// locks on it (package sqlitefile).
 func checkWALs(stateDir string) error {
 	for _, name := range []string{auth.DatabaseFile, eventlog.FileName} {
 		err := sqlitefile.ScanWAL(filepath.Join(stateDir, name))
@@ -191,8 +191,8 @@ func removePartial(dir string) error {
 	return nil
 }
 
-// publish gives a complete backup its name, with a number if the name is taken.
-// A rename replaces no directory that has files, so of two that choose the same name one fails.
+// publish gives a complete backup its name, with a number if the name is taken. If two processes choose
+// the same name, the rename of one fails, since it cannot replace a directory that has files.
 func publish(partial, name string) (path string, err error) {
 	for i := 1; i < 100; i++ {
 		if path = name; i > 1 { // several backups in one second
@@ -208,8 +208,8 @@ func publish(partial, name string) (path string, err error) {
 	return "", fmt.Errorf("%s exists", name)
 }
 
-// prune deletes the oldest complete backups of a relay beyond the newest keep. Backups of other relays in
-// the directory, and whatever else is there, stay.
+// prune deletes the complete backups of a relay except for the newest keep. It leaves backups of other
+// relays, and anything else in the directory.
 func prune(dir, relayID string, keep int) (deleted []string, err error) {
 	deleted = []string{}
 	list, err := filepath.Glob(filepath.Join(dir, namePrefix+"*")) // sorted by time
@@ -267,9 +267,9 @@ func (b *creation) run(ctx context.Context) error {
 // copyDatabases copies both databases as they were at one moment, and the keys that relay.db names.
 // See the package comment for the order.
 //
-// The file of a key exists before its row does, so the files that are copied after the snapshot include
-// those of its rows, unless a rotation drops keys in between. A relay that is restored from such a backup
-// makes a new key.
+// The relay writes the file of a key before its row. The keys that are copied after the snapshot therefore
+// include those of its rows, except for keys that a rotation has dropped in between. If one of these was
+// the one that signed, a relay that is restored from the backup makes a new key.
 func (b *creation) copyDatabases(ctx context.Context) error {
 	var events *snapshot // nil: there is no event log
 	path := filepath.Join(b.stateDir, eventlog.FileName)

@@ -13,8 +13,8 @@ import (
 const openFlags = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 // lock takes an exclusive lock on an open file or directory, without waiting. It reports false while
-// another process has it, and true on a network file system that has no locks.
-// It lasts until the file is closed, or the process ends in whatever way.
+// another process has it, and true on a network file system that has no locks: there two processes are
+// not kept apart. The lock lasts until the file is closed or the process ends, also by kill -9.
 func lock(f *os.File) bool {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	return err != unix.EWOULDBLOCK

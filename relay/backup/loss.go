@@ -62,7 +62,7 @@ func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Lo
 	if err := errors.Join(err, unlock()); err != nil {
 		return nil, err
 	}
-	// A lost event log leaves relay.db and relay.json as they are; only the record of the log goes.
+	// relay.db and relay.json still record the event log that is given up: only that entry is removed.
 	s, err := auth.Open(auth.Options{StateDir: stateDir, StartOver: store != eventlog.FileName})
 	if err != nil {
 		return nil, err
@@ -77,12 +77,13 @@ func AcceptLoss(ctx context.Context, stateDir, store string, now time.Time) (*Lo
 // they signed may be revoked ones.
 //
 //	relay.json   sound, or relay.db has its values   ErrSound
-//	             of another relay, or lost           it goes aside
+//	             of another relay                    moved aside, also if relay.db has values
+//	             anything else                       moved aside
 //	relay.db     sound                               ErrSound
-//	             anything else                       it goes aside with keys/
+//	             anything else                       moved aside with keys/
 //	events.db    sound                               ErrSound
-//	             older, and readable                 it stays
-//	             anything else                       it goes aside
+//	             older than recorded, and readable   stays in place
+//	             anything else                       moved aside
 func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) error {
 	info, err := os.Lstat(filepath.Join(l.StateDir, l.Store))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -108,7 +109,7 @@ func (l *Loss) moveAside(ctx context.Context, x *auth.Exclusive, now time.Time) 
 		names = databaseFiles(eventlog.FileName)
 	}
 	aside := auth.AsideName(now)
-	// With a relay.db that is missing the keys go aside.
+	// Also where relay.db is missing: its keys are moved aside.
 	if hasContent || l.Store == auth.DatabaseFile {
 		l.Aside = filepath.Join(l.StateDir, aside)
 	}

@@ -11,9 +11,9 @@ import (
 	"agentctl/relay/eventlog"
 )
 
-// Which stores a relay had is recorded twice, in relay.json and in relay.db, and the epoch a third
-// time in the copy of relay.json in keys/ (package auth). A state directory is sound if its stores
-// are those; a backup of anything else would be one of a wrong state.
+// The ids of a relay's stores and its epoch are recorded in relay.json, in relay.db and in the copy of
+// relay.json in keys/ (package auth). A state directory whose stores are others is not backed up: with
+// Options.Keep, the backup would replace one of the right state.
 
 // readEventLog returns the id and the last sequence number of an event log. It changes nothing on disk.
 func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, err error) {
@@ -23,7 +23,7 @@ func readEventLog(ctx context.Context, path string) (log auth.EventLogRecord, er
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	if log.ID, err = r.ID(ctx); err == nil {
-		// Not that of the newest event that is there: retention may have removed it.
+		// Not the seq of the newest event in the log, which retention may have removed.
 		log.LastSeq, err = r.LastGiven(ctx)
 	}
 	return log, err

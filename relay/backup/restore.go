@@ -60,8 +60,8 @@ func (e *OtherRelayError) Error() string {
 	return fmt.Sprintf("the state directory is of relay %s, the backup is of relay %s", e.Is, e.Backup)
 }
 
-// Verify checks that every file of a backup is there, with the content that the manifest describes. Other
-// files in the directory are ignored, and Restore copies none of them.
+// Verify checks that every file of a backup is there, with the content that the manifest describes. It
+// ignores other files in the directory, and so does Restore.
 func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	m, err := readManifest(dir)
 	if err != nil {
@@ -82,11 +82,10 @@ func Verify(ctx context.Context, dir string) (*Manifest, error) {
 	return m, nil
 }
 
-// Restore puts a backup into a state directory that no process has open. It checks the backup first,
-// before it locks or writes anything.
-// What was there is moved into a directory aside, never deleted, and what was revoked there since the
-// backup stays revoked. All files are exchanged, or none: a process that is killed leaves the old
-// state, or one that the next start completes (auth.Exclusive.Swap).
+// Restore puts a backup into a state directory that no process has open. It checks the backup before it
+// locks or writes anything. What was there is moved into a directory aside and not deleted, and what was
+// revoked there since the backup stays revoked. All files are exchanged, or none: a process that is killed
+// leaves the old state, or one that the next start completes (auth.Exclusive.Swap).
 //
 // The errors are *DamagedError, *UnknownError, *OtherRelayError or auth.ErrInUse. After one of these
 // nothing has changed.
@@ -137,7 +136,7 @@ func Restore(ctx context.Context, o RestoreOptions) (_ *Restored, err error) {
 }
 
 // lockState opens a state directory that no relay uses. A relay of an earlier agentctl locks its event
-// log only. unlock releases both locks.
+// log only, so that is locked as well, if it has a lock file. unlock releases both.
 func lockState(dir string) (x *auth.Exclusive, unlock func() error, err error) {
 	if x, err = auth.LockStateDir(dir); err != nil {
 		return nil, nil, err
@@ -165,10 +164,10 @@ type restoration struct {
 	keepAudit bool // the state directory has an audit log, which stays
 }
 
-// prepare builds the new state in the staging directory.
-// The copy gets another database id, and an epoch above that of the state it replaces: each of the
-// two is then recognized as foreign or older beside the files of the other. At the end all of it is
-// durable, which auth.Exclusive.Swap requires.
+// prepare builds the new state in the staging directory. The copy of relay.db gets a new database id, and
+// an epoch above that of the state that it replaces. If somebody later mixes files of the two states, the
+// relay therefore refuses them as foreign or older. At the end all files are durable, as
+// auth.Exclusive.Swap requires.
 func (r *restoration) prepare(ctx context.Context) error {
 	logs, _ := filepath.Glob(filepath.Join(r.opts.StateDir, "*.jsonl"))
 	r.keepAudit = len(logs) > 0
@@ -196,8 +195,8 @@ func (r *restoration) prepare(ctx context.Context) error {
 	return errors.Join(atomicfile.SyncDir(filepath.Join(r.staging, auth.KeysDir)), atomicfile.SyncDir(r.staging))
 }
 
-// copyFiles copies the backup into the staging directory, and checks that it copies what Verify has
-// read: the backup may be in a directory where somebody else can change it.
+// copyFiles copies the backup into the staging directory, and compares it with the manifest once more:
+// the backup may be in a directory where somebody else can change it after Verify.
 func (r *restoration) copyFiles(ctx context.Context) error {
 	if err := os.MkdirAll(filepath.Join(r.staging, auth.KeysDir), 0o700); err != nil {
 		return err
@@ -253,11 +252,11 @@ func (r *restoration) inBackup(name string) bool {
 // known, the caller must have accepted it (RestoreOptions). It returns the least epoch that the new
 // state must have, so that the state that is replaced counts as older from then on.
 //
-//	state of another relay              OtherRelayError, or unknown if that is accepted
-//	relay.db can be read                its revocations are carried over; unknown as well if it is
-//	                                    older than relay.json, and the backup is too
-//	relay.db is missing or unreadable   known if relay.json has the epoch of the backup: nothing was
-//	                                    revoked since; else unknown
+//	state of another relay              OtherRelayError, or unknown with OtherRelay
+//	relay.db can be read                its revocations are carried over; it is unknown whether they are
+//	                                    all if both it and the backup are older than relay.json
+//	relay.db is missing or unreadable   nothing was revoked if relay.json has the epoch of the backup,
+//	                                    otherwise unknown
 func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error) {
 	dir := r.opts.StateDir
 	file, fileErr := auth.ReadRecord(dir)
@@ -284,8 +283,8 @@ func (r *restoration) carryOver(ctx context.Context) (minEpoch int64, err error)
 	case err != nil:
 		return minEpoch, err
 	}
-	// A directory that stays in the staging directory would become part of the new state. So its errors
-	// end the restore, even if the caller accepts that revocations are unknown.
+	// If this directory stayed in the staging directory, Swap would make it part of the new state. So
+	// its errors end the restore, even if the caller accepts that revocations are unknown.
 	old := filepath.Join(r.staging, "old")
 	if err := os.Mkdir(old, 0o700); err != nil {
 		return minEpoch, err
@@ -368,7 +367,7 @@ func (r *restoration) replacedNames() (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// SQLite would play a write-ahead log of the old state into the new database beside it.
+	// SQLite would apply a write-ahead log of the old state to the new database beside it.
 	always := slices.Concat(databaseFiles(auth.DatabaseFile), databaseFiles(eventlog.FileName), []string{auth.RelayFile, auth.KeysDir})
 	for _, e := range entries {
 		name := e.Name()

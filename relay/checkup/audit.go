@@ -13,17 +13,17 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
-// The audit log has no checksums: each line is a separate JSON object, appended with one write. So a
-// check can only find lines that are not whole. The files are audit.jsonl and refusals.jsonl, and their older
-// parts with a number (audit.jsonl.1). A power cut can leave zeros or a part of a line at the end of the
-// file; a relay that starts afterwards ends the torn line and appends behind it, and the torn line stays.
+// The audit log has no checksums: each line is a separate JSON object. A check can only find lines that
+// are not JSON. The files are audit.jsonl, refusals.jsonl and their older parts with a number
+// (audit.jsonl.1). A power cut can leave zeros or a part of a line at the end of the file. The next relay
+// ends that line and appends after it, so damage can be in the middle of a file too.
 
-// maxAuditLine is the longest line that is parsed, bytes. The relay writes none as long, because package
-// audit cuts each member at 256 bytes and bounds the reasons of a refusal: a longer one counts as damaged.
+// maxAuditLine is the longest line that is parsed, bytes; a longer one counts as damaged. The relay writes
+// shorter ones, because package audit cuts each member at 256 bytes and bounds the reasons of a refusal.
 const maxAuditLine = 64 << 10
 
-// checkAudit checks that each line of the audit files is a JSON object. No problem of this store has a
-// repair: a line that is damaged is lost, and all others remain readable.
+// checkAudit checks that each line of the audit files is a JSON object. Damage here has no repair: the
+// line is lost, and the relay works without it.
 func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 	files := c.list(storePatterns["audit"])
 	if len(files) == 0 {
@@ -39,9 +39,8 @@ func (c *checker) checkAudit(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("%d lines in %d files are JSON", lines, len(files))
 }
 
-// checkLines checks the lines of a file, and returns how many it has, those that are damaged included. Its
-// memory is one line, whatever the size of the file. The error is one of reading, or of ctx, which it looks
-// at every 1,000 lines.
+// checkLines checks the lines of a file, and returns how many it has, damaged ones included. It keeps one
+// line in memory, whatever the size of the file. The error is one of reading, or that of ctx.
 func (c *checker) checkLines(ctx context.Context, path string) (n int, err error) {
 	info, err := os.Lstat(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -75,7 +74,7 @@ func (c *checker) checkLines(ctx context.Context, path string) (n int, err error
 			}
 			return n, ctx.Err()
 		case errors.Is(err, bufio.ErrBufferFull):
-			// Skip the rest of the line. An error other than a full buffer shows again with the next read.
+			// Skip the rest of the line. The next read meets any other error again.
 			for errors.Is(err, bufio.ErrBufferFull) {
 				_, err = r.ReadSlice('\n')
 			}

@@ -14,9 +14,9 @@ import (
 // signed. The relay can renew a server certificate; a new authority would lock out every board, since
 // boards know the relay by it.
 //
-// A relay has both files only with --tls own: authority.pem is made first, so server.pem alone shows that
-// the authority was lost. Dates are not checked: the relay renews its server certificate four months before
-// the end, and whoever knows the relay by a pin compares no dates.
+// Only a relay with --tls own has the two files. It makes authority.pem first, so server.pem alone shows
+// that the authority was lost. Dates are not checked: the relay renews its server certificate in time, and
+// clients with a pin ignore them (package pin).
 func (c *checker) checkAuthority(context.Context) (state, detail string) {
 	authority, err := readCertificate(c.path("authority.pem"))
 	switch {

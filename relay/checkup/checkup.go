@@ -15,21 +15,23 @@
 //	events.db    pages, write-ahead log, hashes   events.go
 //	audit        each line is JSON                audit.go
 //
-// A check adds each finding to the report and goes on with what it can still read, so that one run
-// shows everything that is wrong. Damage is never an error of Run.
+// A check adds what it finds to the report and goes on with what it can still read, so that one run
+// shows as much as possible. Damage goes to Report.Problems; Run returns an error only if the directory
+// cannot be examined at all.
 //
 // # While a relay runs
 //
-// No check takes a lock that the relay waits for: databases are opened with sqlitefile.ReadOnly, and
-// other files are read as they are. What a running relay does in between is no damage: the last line of
-// an audit file may be incomplete, relay.json may be behind relay.db, and the socket of the relay is in
-// the directory. A write-ahead log counts as damaged if two scans see the damage in the same place.
+// The relay does not wait for a check: databases are opened with sqlitefile.ReadOnly, and other files are
+// read as they are. What a running relay changes meanwhile is no damage: the last line of an audit file
+// may be incomplete, relay.json may be behind relay.db, and relay.sock is in the directory. A write-ahead
+// log counts as damaged if two scans see the damage in the same place.
 //
 // # What is not found
 //
-// A value that was exchanged for another of the same form, where no index and no checksum has it too, such
-// as the description of a board; a write-ahead log that was cut off or removed, unless relay.json records
-// more than what is left; lines that are missing from an audit file.
+//   - a value that was replaced by another of the same form, if no index or checksum covers it, such as
+//     the description of a board
+//   - a write-ahead log that was cut off or removed, unless relay.json records more than what is left
+//   - lines that are missing from an audit file
 //
 // Salvage puts an event log that was rebuilt from a damaged one in its place.
 package checkup
@@ -59,8 +61,8 @@ const (
 	RepairUser       Repair = "user"        // run the check as the owner of the directory
 )
 
-// Problem is one thing that is not as the relay left it. Its JSON is part of the output of 'agentctl relay
-// check -o json', so names of members stay as they are.
+// Problem is one thing that is not as the relay left it. Its JSON names are part of the output of
+// `agentctl relay check -o json`, on which scripts rely.
 type Problem struct {
 	Store   string `json:"store"`           // Store.Name
 	Path    string `json:"path"`            // of the file, absolute
@@ -99,25 +101,24 @@ type Report struct {
 	Problems []Problem `json:"problems"`
 }
 
-// maxProblems bounds the problems of one store that are listed, and so the warnings. One more says how
-// many are left out. The bounds are separate, because a store with many warnings, such as files of keys
-// that nobody uses, must not seem sound when damage is found after them.
+// maxProblems bounds the problems of one store that are listed, and separately its warnings: a store with
+// many warnings, such as files of keys that nobody uses, must not seem sound when damage is found after
+// them. One more warning says how many are left out.
 const maxProblems = 20
 
-// counted names a counter of checker.count.
+// counted is a key of checker.count.
 type counted struct {
 	store   string
 	warning bool
 }
 
-// checker is one run. It belongs to one goroutine, and the checks share what they have read through it:
-// c.record is set by checkRelayFile and used by all checks behind it.
+// checker is one run. It belongs to one goroutine.
 type checker struct {
-	dir      string // absolute, so that the repairs can be typed in any directory
+	dir      string // absolute: the commands that repair are printed with it, and work in any directory
 	uid, gid int    // the owner of the directory
 	report   *Report
 	count    map[counted]int // problems and warnings by store, those that are not listed included
-	record   record          // of relay.json, once checkRelayFile has read it
+	record   record          // of relay.json; checkRelayFile sets it for the checks after it
 }
 
 // Run examines a state directory. An error says that it could not be examined at all: the path is wrong,
@@ -144,8 +145,7 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 		{"events.db", c.checkEventLog},
 		{"audit", c.checkAudit},
 	} {
-		// Every check runs, whatever the ones before it have found. What a check has read when ctx ends
-		// is no report.
+		// A check that ctx has ended may have missed damage, so there is no report then.
 		state, detail := store.check(ctx)
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -156,8 +156,8 @@ func Run(ctx context.Context, dir string) (*Report, error) {
 	return c.report, nil
 }
 
-// newChecker fails if the directory cannot be read at all, which is no damage. The owner of the directory
-// is the one that checkPermissions wants all files to have.
+// newChecker fails if the directory cannot be read at all, which is no damage. checkPermissions compares
+// the owner of each file with that of the directory.
 func newChecker(dir string) (*checker, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -181,8 +181,7 @@ func newChecker(dir string) (*checker, error) {
 }
 
 // finish adds a store to the report after its check. A state of "" becomes Damaged if there is a problem
-// that is not a warning, otherwise Sound. Since add lists problems and warnings by separate bounds, one
-// problem at least is among those that are listed.
+// that is not a warning, otherwise Sound. The listed problems suffice for that (maxProblems).
 func (c *checker) finish(name, state, detail string) {
 	more := max(0, c.count[counted{name, false}]-maxProblems) + max(0, c.count[counted{name, true}]-maxProblems)
 	if more > 0 {
@@ -205,15 +204,14 @@ func (c *checker) finish(name, state, detail string) {
 
 func (c *checker) path(name string) string { return filepath.Join(c.dir, name) }
 
-// add records a problem. Its path may be relative to the directory. What is made one line, because errors
-// of databases and of joined causes have several, and each problem is one row of the output. Every
-// problem gets the owner of the directory, of which only RepairPermission makes use.
+// add records a problem. Its path may be relative to the directory. Line breaks in What, as in the errors
+// of databases and in joined errors, become spaces: each problem is one row of the output.
 func (c *checker) add(p Problem) {
 	p.UID, p.GID = c.uid, c.gid
 	if !filepath.IsAbs(p.Path) {
 		p.Path = c.path(p.Path)
 	}
-	p.What = strings.Join(strings.Fields(p.What), " ") // one line
+	p.What = strings.Join(strings.Fields(p.What), " ")
 	of := counted{p.Store, p.Warning}
 	if c.count[of]++; c.count[of] <= maxProblems {
 		c.report.Problems = append(c.report.Problems, p)
@@ -234,13 +232,12 @@ func (c *checker) fail(store, path string, err error, repair Repair) {
 	c.add(Problem{Store: store, Path: path, What: err.Error(), Repair: repair})
 }
 
-// storePatterns select the files of a store. Others are a file and what is kept beside it: NAME*, which
-// for a database includes its write-ahead log (-wal) and the index of that (-shm). Older parts of the audit
-// log, and the refusals with theirs, match "*.jsonl*".
+// storePatterns select the files of a store. A store without a pattern is a file and what is kept beside
+// it, NAME*: for a database also its write-ahead log (-wal) and the index of that (-shm). "*.jsonl*" is
+// the audit log and the refusals, with their older parts.
 var storePatterns = map[string]string{"directory": "", "audit": "*.jsonl*", "keys": "keys/*", "authority": "*.pem"}
 
-// storeBytes returns the size of a store's files; 0 for the directory, which has none. It does not follow
-// links: the size of what a link leads to is not the relay's.
+// storeBytes returns the size of a store's regular files; 0 for the directory, which has none.
 func (c *checker) storeBytes(store string) (n int64) {
 	pattern, ok := storePatterns[store]
 	if !ok {
@@ -269,8 +266,8 @@ func (c *checker) list(pattern string) []string {
 	return names
 }
 
-// readSmall reads a regular file of at most limit bytes. The bound is checked before anything is read: a
-// damaged directory may have a file of any size, or a pipe that blocks, under the name of a key.
+// readSmall reads a regular file of at most limit bytes. It checks both before it opens the file: under
+// the name of a key there may be a file of any size, or a pipe that blocks.
 func readSmall(path string, limit int64) ([]byte, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -284,8 +281,8 @@ func readSmall(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// isText reports whether b is printable text, as identities are. A byte that is not UTF-8 becomes U+FFFD
-// when the string is decoded, and so counts as damage.
+// isText reports whether b is printable text, as identities are. A byte that is not UTF-8 is decoded as
+// U+FFFD, which counts as damage.
 func isText(b []byte) bool {
 	for _, r := range string(b) {
 		if r < ' ' || r == 0x7f || r == '\uFFFD' {
@@ -295,8 +292,8 @@ func isText(b []byte) bool {
 	return true
 }
 
-// exists reports whether a path names anything. A link that leads nowhere exists, and a path whose
-// directory cannot be searched does not.
+// exists reports whether a path names anything, also a link that leads nowhere. It returns false if the
+// directory cannot be searched.
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil

@@ -16,20 +16,19 @@ import (
 	"agentctl/sqlitefile"
 )
 
-// A database is checked from the file upwards:
+// The checks of a database, in this order:
 //
-//	file       it is regular and not empty, and it is there if relay.json says so
+//	file       it exists if relay.json names it, is regular and not empty
 //	-wal       sqlitefile.ScanWAL, before SQLite opens anything: SQLite would ignore the transactions
 //	           behind a damaged frame without an error
 //	pages      PRAGMA integrity_check: structure of every page, and each index against its table
-//	identity   id, epoch and last event, against relay.json and its copy
-//	rows       the form of the values, and the checksums that the relay stores with them (rowChecks)
-//
-// events.db has hashes in place of the last step (checkEventLog).
+//	identity   id and epoch, or last event, against relay.json; of relay.db also against its copy
+//	rows       relay.db: the form of the values, and the checksums stored with them (rowChecks);
+//	           events.db: tables and triggers, and the hashes (checkEventLog)
 
-// openReadOnly opens a database so that nothing on disk changes. The caller calls closeDB. It has one
-// connection, so the rows of a query must be closed before the next query begins: that one would wait for
-// ever. A read waits at most 5 s for a lock of SQLite.
+// openReadOnly opens a database so that nothing on disk changes. The caller calls closeDB. There is one
+// connection, so the rows of a query must be closed before the next query begins, which would wait for
+// them without an end. A read waits at most 5 s for a lock of SQLite.
 func openReadOnly(path string) (db *sql.DB, closeDB func(), err error) {
 	dsn, done, err := sqlitefile.ReadOnly(path, "_busy_timeout=5000")
 	if err != nil {
@@ -81,8 +80,8 @@ func (c *checker) checkSQLite(ctx context.Context, name string, isRecorded bool,
 }
 
 // checkIntegrity runs SQLite's integrity_check, which reads every page and compares indexes with
-// their tables. The pragma returns a row for each problem, at most maxProblems of them, or one row "ok".
-// An error is returned, and not recorded, where SQLite cannot read the database at all.
+// their tables. The pragma returns a row for each problem, at most maxProblems, or one row "ok". The error
+// says that SQLite could not read on; the caller records it.
 func (c *checker) checkIntegrity(ctx context.Context, name string, repair Repair) error {
 	db, closeDB, err := openReadOnly(c.path(name))
 	if err != nil {
@@ -106,12 +105,11 @@ func (c *checker) checkIntegrity(ctx context.Context, name string, repair Repair
 	return rows.Err()
 }
 
-// checkDatabase checks relay.db, and that it is the one that relay.json names. Damage has one repair, a
-// backup: rows that are missing or changed could be revocations.
+// checkDatabase checks relay.db, and that it is the one that relay.json names. The only repair of damage
+// is a backup: a row that is missing or changed could be a revocation.
 func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
-	// checkSQLite would report relay.db as missing, which is true of each directory where nothing has run.
 	noRelayRan := !exists(c.path("relay.db")) && !c.record.found && c.hasProblems("relay.json") && !exists(c.path("keys"))
-	if noRelayRan { // checkRelayFile has reported it
+	if noRelayRan { // checkRelayFile has reported that; nothing is missing
 		return Absent, ""
 	}
 	if !c.checkSQLite(ctx, "relay.db", true, RepairRestore) {
@@ -134,11 +132,12 @@ func (c *checker) checkDatabase(ctx context.Context) (state, detail string) {
 }
 
 // compareWithRecord compares relay.db with relay.json and with its copy in keys/. Files that are
-// behind relay.db are no problem: the relay writes them after it. A database that is behind the files was
-// put back from a copy, so that tokens revoked since would work again. The error is an *auth.StateError
+// behind relay.db are no problem: the relay writes them after it. A database that is behind the files is
+// an older copy, with which revoked tokens would work again. The error is an *auth.StateError
 // for that, or one of reading.
 //
-// auth.CheckRecord does not compare the audience, which changes with 'agentctl relay --audience'.
+// It compares the audience too, which auth.CheckRecord does not do: at a start with another --audience
+// the two differ for a moment.
 func (c *checker) compareWithRecord(ctx context.Context) error {
 	is, err := auth.ReadDatabase(ctx, c.dir)
 	if err == nil {
@@ -163,7 +162,7 @@ var rowChecks = []struct {
 	{"revocations", "SELECT kind, value, at > 0 AND until >= 0 FROM revocations", func(v [][]byte) bool {
 		return isText(v[0]) && isText(v[1]) && len(v[1]) > 0 && string(v[2]) == "1"
 	}},
-	// sum is the SHA-256 of the manifest, which the relay compares when the board connects again.
+	// sum is the SHA-256 of the manifest.
 	{"nodes", "SELECT node_id, manifest, sum, name, tenant FROM nodes", func(v [][]byte) bool {
 		manifestJSON, sum := v[1], sha256.Sum256(v[1])
 		sumFits := len(v[2]) != len(sum) || string(v[2]) == string(sum[:]) // a row without a checksum passes
@@ -177,8 +176,8 @@ var rowChecks = []struct {
 	}},
 }
 
-// checkRows checks the values of relay.db, and returns the number of rows. After an error in one table the
-// others are not read.
+// checkRows checks the values of relay.db, and returns the number of rows. An error in one table ends it:
+// the database cannot be read, and needs a backup whatever the other tables have.
 func (c *checker) checkRows(ctx context.Context, db *sql.DB) (n int, err error) {
 	for _, q := range rowChecks {
 		if lacksTable(ctx, db, q.table) { // an older agentctl wrote the database
@@ -192,17 +191,17 @@ func (c *checker) checkRows(ctx context.Context, db *sql.DB) (n int, err error) 
 	return n, nil
 }
 
-// lacksTable reports whether a database that can be read has no such table. If its schema cannot be read,
-// it returns false, and the query that follows returns the error.
+// lacksTable reports whether a database has no such table. If the schema cannot be read it returns false,
+// and the caller's query returns the error.
 func lacksTable(ctx context.Context, db *sql.DB, name string) bool {
 	var n int
 	err := db.QueryRowContext(ctx, "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = ?", name).Scan(&n)
 	return err == nil && n == 0
 }
 
-// checkTable calls ok with the columns of each row of a query, and returns the number of rows. The columns
-// are read as bytes, whatever type SQLite has stored: a conversion would fail at the first value that is
-// damaged, and hide the rows behind it. The number in a problem counts the rows of the query.
+// checkTable calls ok with the columns of each row of a query, and returns the number of rows. It scans
+// bytes, because a conversion would fail at the first damaged value, and the rows after it would not be
+// checked. The number in a problem counts the rows of the query, from 1.
 func (c *checker) checkTable(ctx context.Context, db *sql.DB, table, query string, ok func([][]byte) bool) (n int, err error) {
 	rows, err := db.QueryContext(ctx, query)
 	if err != nil {

@@ -12,10 +12,10 @@ import (
 // checkEventLog checks events.db with the hashes of its events, and that it is the one that
 // relay.json names.
 //
-// Each step finds what the others cannot: the pages of a changed event are sound; the hashes say nothing
-// of a view or a trigger that is missing (CheckSchema), and nothing of a log that as a whole is older than
-// the relay's, or another one's (EventLogRecord.Check). Only that last problem needs a backup. For the
-// others a salvage keeps all events that can be read.
+// Each step finds what the others cannot: the hashes an event that was changed (Verify), CheckSchema a
+// view or a trigger that is missing, EventLogRecord.Check a log that is older than the relay's, or of
+// another relay. Only the last problem needs a backup. For the others a salvage keeps all events that can
+// be read.
 func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	recorded := auth.EventLogRecord(c.record.Stores.EventsDB)
 	if !c.checkSQLite(ctx, eventlog.FileName, recorded.ID != "", RepairSalvage) {
@@ -45,7 +45,7 @@ func (c *checker) checkEventLog(ctx context.Context) (state, detail string) {
 	if err := r.CheckSchema(ctx); err != nil {
 		fail(err, RepairSalvage)
 	}
-	// The result has the faults so far, also with an error. An end of ctx is no problem: Run returns it.
+	// The result has the faults found so far, also with an error. Run returns the error of ctx itself.
 	result, err := r.Verify(ctx, eventlog.VerifyOptions{})
 	if err != nil && !errors.Is(err, ctx.Err()) {
 		fail(err, RepairSalvage)

@@ -15,22 +15,20 @@ import (
 	"github.com/go-json-experiment/json"
 )
 
-// maxKeyFile bounds a file with a key, bytes. That of the relay's authority has a certificate too.
+// maxKeyFile bounds a file with a key, bytes; that of the relay's authority has certificates too.
 const maxKeyFile = 16 << 10
 
 // checkKeys compares the files in keys/ with the table keys of relay.db, which says which of them are
 // signing keys of this relay. A key needs both: a row without a file verifies nothing, and a file without a
-// row is not used. A missing file is a warning for a key that was replaced, because operators may take it
-// away to void the tokens that it signed.
-//
-// rows is nil for a database without the table: then no file is compared, since none is recorded.
+// row is not used. A missing file of a key that no longer signs is only a warning: operators may remove it
+// to void the tokens that it signed. An older agentctl recorded no keys, and then none are compared.
 func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 	files := c.list("keys/*.pem")
 	if len(files) == 0 && !exists(c.path("relay.db")) {
 		return Absent, ""
 	}
 	rows, err := c.readKeyRows(ctx)
-	if err != nil { // checkDatabase reports it
+	if err != nil { // checkDatabase has reported it
 		return "", fmt.Sprintf("%d files; not compared, as relay.db could not be read", len(files))
 	}
 	recorded := map[string]bool{} // paths
@@ -58,10 +56,10 @@ func (c *checker) checkKeys(ctx context.Context) (state, detail string) {
 	return "", fmt.Sprintf("%d files, as relay.db has them", len(recorded))
 }
 
-// checkRecordCopy compares the copy of relay.json in keys/ with relay.json. The copy is beside the keys
-// so that an older relay.db cannot come back unnoticed with its relay.json: either the copy has the later
-// epoch, or the keys are old as well. A relay of an older agentctl makes no copy, and one that is killed
-// may leave a copy that is behind. The copy does not follow the event log.
+// checkRecordCopy compares the copy of relay.json in keys/ with relay.json. The copy shows when somebody
+// puts back an older relay.db together with its relay.json: it has a later epoch, unless keys/ was put
+// back too. A relay of an older agentctl makes no copy, and one that is killed may leave a copy that is
+// behind. The record of the event log is not kept up to date in the copy.
 func (c *checker) checkRecordCopy() {
 	name := filepath.Join("keys", "relay.json")
 	problem := func(what string, isWarning bool) {

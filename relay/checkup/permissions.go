@@ -10,10 +10,9 @@ import (
 )
 
 // checkPermissions checks owner and mode of the directory, of the files in it and of the keys. Only the
-// owner may read or change them, and a relay that runs as the owner must be able to. The bits of group
-// and others are compared with 0600 and 0700, as package auth makes files and directories; those of the
-// owner are not. What is in other directories is not checked, such as the programs of plugins, which
-// others may have to read.
+// owner may read or change them, and a relay that runs as the owner must be able to. Files need not be
+// exactly 0600, as package auth makes them: it is enough that group and others have no rights. What is in
+// other directories is not checked, such as the programs of plugins, which others may have to read.
 func (c *checker) checkPermissions(context.Context) (state, detail string) {
 	entries, err := os.ReadDir(c.dir)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // maxRelayFile bounds relay.json and its copy, bytes.
 const maxRelayFile = 4 << 10
 
-// record is what relay.json says about the relay and its stores. Two are compared with ==
-// (checkRecordCopy), so no member may be a slice. Members of a newer agentctl are ignored.
+// record is what relay.json says about the relay and its stores. checkRecordCopy compares two with ==, so
+// all fields must be comparable. Members of a newer agentctl are ignored.
 type record struct {
 	found    bool   // relay.json was read, and is valid
 	RelayID  string `json:"relay_id"`
@@ -33,9 +33,9 @@ type record struct {
 	} `json:"stores"`
 }
 
-// checkRelayFile reads relay.json into c.record. All that it has is in relay.db too, so that the relay makes
-// a damaged file anew at its next start (RepairRestart). Without it, relay.db is compared with the copy in
-// keys/ alone, and events.db with nothing.
+// checkRelayFile reads relay.json into c.record. The relay makes a damaged file again from relay.db at its
+// next start (RepairRestart). Without relay.json, relay.db is compared with the copy in keys/ only, and
+// events.db with nothing.
 func (c *checker) checkRelayFile(context.Context) (state, detail string) {
 	problem := func(p Problem) (state, detail string) {
 		p.Store, p.Path = "relay.json", "relay.json"

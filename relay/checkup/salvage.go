@@ -24,8 +24,8 @@ type SalvageResult struct {
 // (auth.Exclusive.Swap). No relay may run on the state directory: the error is auth.ErrInUse with replace,
 // otherwise the one that the lock of the log gives. A log in to that is there already is fs.ErrExist.
 //
-// After a crash at any moment, to has no events.db or a whole one, and the old log is untouched or in the
-// directory beside it. Temporary files that are left in to are removed by the next attempt.
+// After a crash, to has no events.db or a whole one, and the old log is untouched or in the directory
+// beside it. The next attempt removes temporary files that are left in to.
 func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Time) (_ *SalvageResult, err error) {
 	o := eventlog.SalvageOptions{From: filepath.Join(stateDir, eventlog.FileName), To: filepath.Join(to, eventlog.FileName)}
 	if _, err := os.Stat(o.From); err != nil {
@@ -35,7 +35,7 @@ func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Ti
 		o.ID, o.Last = record.EventLog.ID, record.EventLog.LastSeq
 	}
 	var x *auth.Exclusive
-	// The lock of the log, which Salvage takes, ends with Salvage. This one is held until the exchange: a
+	// eventlog.Salvage releases its lock of the log at its end. This lock is held until the exchange: a
 	// relay that started in between would append to the log that is about to be replaced.
 	if replace {
 		if x, err = auth.LockStateDir(stateDir); err != nil {
@@ -50,7 +50,7 @@ func Salvage(ctx context.Context, stateDir, to string, replace bool, now time.Ti
 	if result.SalvageReport, err = eventlog.Salvage(ctx, o); err != nil || !replace {
 		return result, err
 	}
-	// Staging is on the file system of the state directory, so that Swap can rename; to may be elsewhere.
+	// Staging is inside the state directory, so that Swap can rename; to may be on another file system.
 	staging, err := x.Staging()
 	if err != nil {
 		return nil, err

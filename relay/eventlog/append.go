@@ -15,14 +15,14 @@ import (
 
 // A request passes through these states:
 //
-//	queued    in Store.queue. Its caller may still withdraw it (cancelQueued); a disk that hangs, or the
-//	          end of Run, fails it (failQueuedLocked)
-//	taken     part of the batch that Run commits. Its outcome is known only when the transaction ends;
-//	          a caller whose context ends before gets an error that leaves it open
-//	answered  done is closed, or for an offer nothing more happens but Options.OnDrop after an error
+//	queued    in Store.queue. Its caller may still withdraw it (cancelQueued). It fails if the disk hangs
+//	          or Run ends (failQueuedLocked)
+//	taken     part of the batch that Run commits. The outcome is not known before the transaction ends: a
+//	          caller whose context ends earlier gets an error that says so
+//	answered  done is closed. An offer has no answer, but Options.OnDrop reports it if it was not stored
 //
-// The queue has bounds, beyond which callers get an error at once: they can answer their clients with it,
-// and a slow disk costs a bounded amount of memory.
+// If the queue is full, callers get an error at once, which they can pass to their clients. So a slow disk
+// costs a bounded amount of memory.
 
 // appendRequest is the events of one caller, which are stored all or not at all. While it
 // is in the queue, Store.mu protects the queue's reference to it; once taken it belongs to
@@ -45,8 +45,8 @@ func (r *appendRequest) tenant() string { return r.events[0].Tenant }
 // queueShare is what waits for one tenant.
 type queueShare struct{ events, bytes int }
 
-// newAppendRequest makes the request of a caller, who may reuse its slices: also one that gave up while Run
-// was writing them. Offer does not copy, by the contract of kernel.Log.
+// newAppendRequest makes the request of a caller. It copies the events, since a caller that gave up may
+// reuse its slices while Run writes them. Offer does not copy, by the contract of kernel.Log.
 func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 	r := &appendRequest{events: slices.Clone(events)}
 	for i := range r.events {
@@ -56,7 +56,7 @@ func newAppendRequest(events []kernel.Event) (*appendRequest, error) {
 }
 
 // check checks the events, and makes their payloads compact. It runs in the caller's goroutine, so that
-// the writer has less to do; what passes is stored and hashed byte for byte.
+// the writer has less to do. The payload that it leaves is stored and hashed byte for byte.
 func (r *appendRequest) check() error {
 	for i := range r.events {
 		e := &r.events[i]
@@ -83,8 +83,8 @@ func (r *appendRequest) check() error {
 	return nil
 }
 
-// isOneLine reports whether a payload has no white space. It searches one byte at a time, as that
-// is a vector instruction, and bytes.ContainsAny is not.
+// isOneLine reports whether a payload has no white space, not even in a string. It searches one byte at a
+// time, as that is a vector instruction, and bytes.ContainsAny is not.
 func isOneLine(payload []byte) bool {
 	return bytes.IndexByte(payload, ' ') < 0 && bytes.IndexByte(payload, '\n') < 0 &&
 		bytes.IndexByte(payload, '\t') < 0 && bytes.IndexByte(payload, '\r') < 0
@@ -131,9 +131,9 @@ func (s *Store) Append(ctx context.Context, events ...kernel.Event) (last uint64
 }
 
 // Offer implements kernel.Log. It does not wait: an offered event is durable within
-// 200 ms on a disk that keeps up: offerInterval for others to share its transaction, and the rest for
-// the commit. An event that is not stored, for whatever reason, counts in Stats.Dropped. Offers may be
-// made before Run begins.
+// 200 ms on a disk that keeps up, of which it waits offerInterval for others to share its transaction.
+// An event that is not stored, for whatever reason, counts in Stats.Dropped. Offers may be made before
+// Run begins.
 func (s *Store) Offer(e kernel.Event) bool {
 	r := &appendRequest{offer: [1]kernel.Event{e}, offered: true}
 	r.events = r.offer[:]
@@ -154,8 +154,8 @@ func (s *Store) Offer(e kernel.Event) bool {
 // that the caller sees at once (kernel.ErrLogFull), and not a wait of unknown length. An
 // Append larger than the bounds is accepted by an empty queue. A tenant gets at most half of the
 // queue, and its offers a quarter, so that it cannot crowd out the others; all offers together get
-// half, so that they cannot crowd out callers that wait. Nothing is refused for its tenant's share alone
-// while the tenant has nothing in the queue, however large it is.
+// half, so that they cannot crowd out callers that wait. The first request of a tenant in the queue may
+// exceed the tenant's share.
 func (s *Store) enqueueLocked(r *appendRequest) error {
 	share := s.queuedBy[r.tenant()]
 	events, size := share.events+len(r.events), share.bytes+r.bytes
@@ -226,9 +226,9 @@ func (s *Store) cancelQueued(r *appendRequest) bool {
 	return i >= 0
 }
 
-// takeBatch removes the oldest requests from the queue, appends and offers in the order in which they
-// came: as many as one transaction may have, and at least one unless the queue is empty. A request is not
-// split, since its events are kept all or none. more reports that it left some.
+// takeBatch removes the oldest requests from the queue, appends and offers in the order of arrival: as
+// many as one transaction may have, and at least one unless the queue is empty. A request is not split,
+// since its events are kept all or none. more reports that it left some.
 func (s *Store) takeBatch() (batch []*appendRequest, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,8 +271,8 @@ func (s *Store) failQueuedLocked(err error) {
 }
 
 // stallTimeout is how long a write may take before callers of Append are no longer kept waiting for
-// it. It does not end the write, which the kernel does not allow. The callers of the batch itself go on
-// waiting for their contexts: whether their events are stored is not known before the write returns.
+// it. It does not end the write, which the kernel does not allow. Callers whose events are being written
+// wait on, until their contexts end: nobody knows yet whether the events are stored.
 const stallTimeout = 10 * time.Second
 
 // stall is called when a write has taken stallTimeout: the appends that wait behind it fail, and so do

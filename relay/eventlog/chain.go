@@ -46,16 +46,16 @@ func (h *hasher) next(prev rowHash, e *kernel.Event) rowHash {
 // gone, and anchor is the hash of the last of them; head is the hash of the newest row, last. A check of
 // the rows from the mark on begins with anchor and must end with head.
 //
-//	last is 0      no row yet: the writer that has made it is about to add one
-//	mark <= last   the row last is there, and so is every row of the chain from mark on
-//	mark > last    retention has removed all of them; mark is last+1, and the next row continues from head
+//	last is 0      no row yet: the transaction that has made the chain is about to add one
+//	mark <= last   all rows of the chain from mark on to last are in the table
+//	mark > last    retention has removed all rows; mark is last+1, and the next row continues from head
 type chain struct {
 	id           int64
 	tenant       string
 	class        Class
 	mark, last   uint64
 	anchor, head rowHash
-	rows, bytes  int64 // that are kept; bytes is an estimate for quotas, with words and the chain itself
+	rows, bytes  int64 // of rows that are kept; bytes is an estimate for quotas, with words and chainOverhead
 
 	changed bool // since it was read or written
 
@@ -78,8 +78,8 @@ type chainKey struct {
 }
 
 // Sizes of rows for quotas: what SQLite needs beside the texts. Pages of a table that only grows
-// at its end are full, so the sum is nearly what the rows use on disk. The bound of the files is not held
-// by these estimates, but by counting pages (fileSpace).
+// at its end are full, so the sum is nearly what the rows use on disk. MaxBytes does not depend on these
+// estimates: it is enforced by counting pages (fileSpace).
 const (
 	rowOverhead   = 46
 	wordOverhead  = 34

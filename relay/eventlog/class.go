@@ -27,12 +27,12 @@ func classOf(eventType string) Class {
 }
 
 // classesOf reports which classes can have a type that matches one of the patterns (Query.Types).
-// A query then reads the rows of these classes alone: tickets are found without a look at the
-// calls, which are most of a log.
+// A query then reads the rows of these classes alone: it finds tickets without reading the calls,
+// which are most of a log.
 func classesOf(patterns []string) (state, calls bool) {
 	for _, p := range patterns {
 		prefix, isPrefix := strings.CutSuffix(p, "*")
-		// "call*" selects both classes, since "callback" would be state; "call.*" selects calls alone.
+		// "call*" selects both classes, since a type "callback" would be state; "call.*" selects calls.
 		isBelowCalls := strings.HasPrefix(prefix, callType+".")
 		if isPrefix {
 			state = state || !isBelowCalls
@@ -53,8 +53,8 @@ func classesOf(patterns []string) (state, calls bool) {
 //	trace  16 bytes, which are different in each call
 //	rest   "}
 //
-// The four parts are joined without a look at their JSON, so that any payload comes back byte for byte, as
-// its hash needs it.
+// The four parts are joined as bytes and not parsed: the payload must come back byte for byte, or its
+// hash does not fit.
 type callRow struct {
 	kind, actor string
 	trace       [16]byte
@@ -86,7 +86,7 @@ func splitCall(payload string) (r callRow) {
 	_, _ = hex.Decode(r.trace[:], []byte(digits)) // does not allocate: the copy is small
 	r.hasTrace, r.rest = true, traceEnd
 	r.kind = payload[:at]
-	// Where it is split does not matter for the bytes, only for how many rows share the words.
+	// The split decides only how many rows share the words; the joined payload is the same.
 	if i := strings.LastIndex(r.kind, actorKey); i >= 0 {
 		i += len(actorKey)
 		r.kind, r.actor = payload[:i], payload[i:at]

@@ -20,8 +20,8 @@ import (
 // whole queue. One step of retention follows each batch at most, so that an appender waits for
 // no more than that. After a step, retention pauses until resume.
 //
-// Two goroutines run beside the loop, and end with it: the check of the chains (verifyLoop), and during a
-// snapshot Options.Snapshot. Both only read; what they find reaches the loop over a channel, or Stats.
+// Two goroutines run beside the loop, and end with it: the check of the chains (verifyLoop), whose result
+// is in Stats, and during a snapshot Options.Snapshot, whose result reaches the loop over a channel.
 func (s *Store) Run(ctx context.Context) error {
 	if err := s.start(); err != nil {
 		return err
@@ -34,8 +34,8 @@ func (s *Store) Run(ctx context.Context) error {
 		wg.Wait()
 		s.retention.resetState()
 	}()
-	var offersDue <-chan time.Time // nil: no offer has begun to gather others
-	var resume time.Time           // of retention, after the pause behind a step
+	var offersDue <-chan time.Time // fires offerInterval after the first offer that waits; nil: none waits
+	var resume time.Time           // when the pause after a step of retention is over
 	step := time.NewTimer(0)
 	defer step.Stop()
 	check := time.NewTimer(firstRetention)
@@ -69,8 +69,8 @@ func (s *Store) Run(ctx context.Context) error {
 		} else {
 			offersDue = nil
 		}
-		// A reader has kept the write-ahead log from being emptied. Try again also without a commit, and
-		// often: if it lasts, offered calls are dropped and retention waits (fileSpace).
+		// A reader prevents that the write-ahead log is emptied. Try again soon, also without a commit:
+		// after pinnedAfter, offered calls are dropped and retention waits (fileSpace).
 		if !s.space.busySince.IsZero() {
 			s.checkpoint()
 			step.Reset(pinnedRetry)
@@ -89,8 +89,8 @@ func (s *Store) Run(ctx context.Context) error {
 }
 
 // start moves the state to running, from idle or, when Run is called again, from ended. Offers
-// of the idle state are still in the queue. It waits for a replay of the table, which needs pages that
-// nobody changes.
+// of the idle state are still in the queue. It waits for replays that read the table, whose pages must
+// not change meanwhile.
 func (s *Store) start() error {
 	s.tableMu.Lock()
 	s.table = nil // from here on the pages change; its file is closed with the others
@@ -139,8 +139,9 @@ func (s *Store) commitBatch() (more bool) {
 }
 
 // commit stores a batch of requests and answers their callers. If there is no place for a new tenant
-// (maxChains), each request is stored separately, so that only those of that tenant fail. Any other error
-// fails the whole batch: most are of the disk, and the next request would meet them as well.
+// (maxChains), each request is stored separately, so that only those of that tenant fail. After damage,
+// commitWithoutCalls tries to save a part of the batch. Any other error fails the whole batch: most are of
+// the disk, and each request would meet them.
 func (s *Store) commit(batch []*appendRequest) {
 	s.beginWrite()
 	defer s.endWrite()
@@ -162,8 +163,8 @@ func (s *Store) commit(batch []*appendRequest) {
 
 // commitWithoutCalls stores a batch after a commit that failed because of damage, without its calls:
 // the table of calls may be damaged, and that of state sound. If that succeeds, calls are dropped from
-// now on, until a restart. It returns the requests that are not answered yet, and their error. A batch
-// of calls alone proves nothing about state, and just fails.
+// now on, until the log is opened again. It returns the requests that are not answered yet, and their
+// error. A batch without events of state fails: it cannot show that their table is sound.
 func (s *Store) commitWithoutCalls(batch []*appendRequest, damage error) ([]*appendRequest, error) {
 	rest, calls := splitCalls(batch)
 	if len(calls) == 0 || len(rest) == 0 {
@@ -229,8 +230,8 @@ func (s *Store) commitAll(batch []*appendRequest) error {
 }
 
 // insert numbers the events of a batch and commits them in one transaction. The next batch
-// reuses the numbers of a batch that failed, so the log has no gap. Numbers are given here and not in
-// Append, so that their order is that of the commits, and of the ring.
+// reuses the numbers of a batch that failed, so the log has no gap. Append cannot give the numbers: they
+// must follow the order of the commits, which is also that of the ring.
 func (s *Store) insert(batch []*appendRequest) ([]kernel.Event, error) {
 	events := s.events[:0]
 	now, seq := s.opts.Now().UnixMilli(), s.nextSeq
@@ -281,8 +282,8 @@ func (s *Store) publish(events []kernel.Event) {
 }
 
 // recordCommit counts a commit that succeeded or failed. It logs the first failure and the
-// first success after one, not each batch: a full disk would otherwise fill the service log. A fault of the
-// disk is left to the storage monitor, if the log has one.
+// first success after one, not each batch: a full disk would otherwise fill the service log. If the log has
+// a Watch, the monitor of the disk logs these instead.
 func (s *Store) recordCommit(batch []*appendRequest, events []kernel.Event, err error) {
 	s.mu.Lock()
 	wasFailing := s.stats.LastError != ""

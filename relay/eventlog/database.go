@@ -24,9 +24,9 @@ const (
 
 	// writerPragmas: FULL syncs the write-ahead log at each commit, which is what makes
 	// an event durable, and what sqlitefile.ScanWAL relies on. The page cache is small (KiB) because the
-	// writer only appends. cell_size_check finds some damaged pages as they are read, before a change
-	// spreads the damage. trusted_schema keeps triggers and views that somebody has put into the file from
-	// calling functions with side effects. initSpace sets the size of the write-ahead log.
+	// writer only appends. cell_size_check finds some damaged pages when they are read, before a change
+	// spreads the damage. With trusted_schema off, triggers and views that somebody has put into the file
+	// cannot call functions with side effects. initSpace sets the size of the write-ahead log.
 	writerPragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cell_size_check = ON; " +
 		"PRAGMA trusted_schema = OFF; PRAGMA cache_size = -256"
 )
@@ -42,7 +42,8 @@ var createMu sync.Mutex
 //
 // The lock is acquired before SQLite opens the file, so a second relay changes nothing in it.
 // Everything that was opened is in s.files, which Open closes after an error. The write-ahead log is
-// examined before SQLite opens it, too: SQLite would end it at a damaged frame, and overwrite the rest.
+// scanned before SQLite opens the file, because SQLite would ignore what is behind a damaged frame, and
+// overwrite it.
 func (s *Store) openWriter() (recovered bool, err error) {
 	path := s.opts.Path
 	if path == "" {
@@ -71,7 +72,7 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	ctx := context.Background()
 	format, err := s.openConn(ctx)
 	if err == nil && format == 1 {
-		// The first format had no ids, so a log with a recorded id was in the present one.
+		// Logs of the first format have no id, so the log that was recorded was not this one.
 		if s.opts.Expect.ID != "" {
 			return false, fmt.Errorf("%w: it has the format of an older agentctl, and log %s was recorded", ErrForeign, s.opts.Expect.ID)
 		}
@@ -85,7 +86,7 @@ func (s *Store) openWriter() (recovered bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if format == 0 { // before journal_mode, which writes the first page
+	if format == 0 { // before journal_mode, which writes the first page and so fixes the page size
 		if err := s.exec(newFilePragmas); err != nil {
 			return false, err
 		}
@@ -143,7 +144,7 @@ func (s *Store) closeConn() (err error) {
 }
 
 // checkFormat refuses a file of another program or of a newer agentctl. It writes nothing.
-// format is 0 for an empty file. A file without an application id that has tables is another program's.
+// format is 0 for an empty file. A file that has tables but no application id is another program's.
 func checkFormat(ctx context.Context, db queryer) (format int, err error) {
 	var id, objects int64
 	err = db.QueryRowContext(ctx, "SELECT (SELECT application_id FROM pragma_application_id), (SELECT count(*) FROM sqlite_schema)").Scan(&id, &objects)
@@ -225,8 +226,8 @@ func fileSize(path string) int64 {
 	return info.Size()
 }
 
-// isDamage reports whether an error says that the file is damaged. SQLITE_NOTADB is the answer to a header
-// that is overwritten.
+// isDamage reports whether an error says that the file is damaged. SQLite returns SQLITE_NOTADB if the
+// header was overwritten.
 func isDamage(err error) bool {
 	code := sqlitefile.Code(err)
 	_, isWAL := errors.AsType[*sqlitefile.WALDamage](err)
@@ -243,8 +244,8 @@ func explain(path string, err error) error {
 	return storage.Wrap(filepath.Dir(path), FileName, explainText(path, err))
 }
 
-// explainText chooses the next step by what the error is. Those of Expect pass through: the owner of the
-// record knows the step. An error that is damage as well as something else is damage.
+// explainText adds the path and the next step. The errors of Expect get no step: the owner of the record
+// knows it. Damage comes first, because an error may also be of another kind.
 func explainText(path string, err error) error {
 	code, dir := sqlitefile.Code(err), filepath.Dir(path)
 	if isDamage(err) && !errors.Is(err, ErrDamaged) {

@@ -33,11 +33,11 @@
 //
 // # Life of a Store
 //
-// Open locks the file, converts one of the first format, refuses one that is damaged or not the expected
-// one, and checks the rows of state. Until Run begins, nobody writes, and Replay reads pages without
-// SQLite. Run is the one writer. When it ends, it commits what is queued and refuses the rest. Close comes
-// last. After kill -9 or a power cut, SQLite keeps the transactions whose commit was synced, and Open
-// begins with these: there is nothing else to recover, since events and chains change in one transaction.
+// Open locks the file, converts a log of the first format, refuses one that is damaged or not the expected
+// one, and checks the rows of state. Until Run begins nobody writes, and Replay reads pages without
+// SQLite. Run is the one writer; at its end it commits what is queued and refuses new events. Close comes
+// last. After kill -9 or a power cut, SQLite has the transactions whose commit was synced. Nothing else
+// has to be recovered, since events and their chains change in one transaction.
 //
 // # Files
 //
@@ -48,10 +48,10 @@
 //	schema.go, database.go     tables and triggers; opening the file, and errors
 //	space.go, retention.go     the bound of the files; what is removed, and when
 //	read.go, newest.go         reading in pages, forward and backward
-//	follow.go                  reading on with what is committed
-//	table.go, table_verify.go  the events of state at a start, from the pages of the file
-//	verify.go                  the check of the chains
-//	probe.go, lockfile.go      the write that finds out whether the disk works; one writer
+//	follow.go                  reading the log, and then each event as it is committed
+//	table.go, table_verify.go  reading and checking state at a start, without SQLite
+//	verify.go                  checking the chains
+//	probe.go, lockfile.go      a write that shows whether the disk works; the lock for one writer
 //	migrate.go                 a log of the first format
 //	salvage.go                 a new log from a damaged one; salvage_write.go writes it
 package eventlog
@@ -139,8 +139,8 @@ type Quota struct {
 	MaxBytes int64         // 0: no separate bound
 }
 
-// Expect is what the owner of a log has recorded about it, outside of the file. Nothing in the file can
-// show that it is a copy of yesterday, or was made anew because the old one is gone.
+// Expect is what the owner of a log has recorded about it elsewhere. The file itself cannot show that it
+// is yesterday's copy, or that it was made because the old one had gone.
 type Expect struct {
 	Exists bool   // there is a log: a missing or empty file is an error
 	ID     string // of the log (Store.ID); "" for any
@@ -162,8 +162,8 @@ func (x *Expect) checkFile(path string) error {
 	return err
 }
 
-// check refuses another log, and one that lacks events. A log may be ahead of what was recorded, since
-// the record is written now and then.
+// check refuses another log, and one that lacks events. A log may be ahead of the record, which is not
+// written at each commit.
 func (x *Expect) check(id string, last uint64) error {
 	switch {
 	case x.ID != "" && x.ID != id:
@@ -239,8 +239,8 @@ type Event = kernel.Event
 // OpenReader. Its methods may be called from any goroutine.
 //
 // The goroutine of Run owns the write connection, nextSeq and retention. mu is a leaf
-// lock: nothing blocks while it is held. Readers have their own connections (Reader), so that a slow
-// replay does not hold up a commit; WAL mode lets both go on at the same time.
+// lock: nothing blocks while it is held. Replays use other connections (Reader), so that a slow one does
+// not delay commits: in WAL mode a reader does not block the writer.
 type Store struct {
 	*Reader
 	opts Options
@@ -302,8 +302,8 @@ const (
 // Open opens the log, or makes it. It logs how many events it found, and the last seq. The goroutines
 // that check the events of state end before it returns.
 //
-// The errors say what the operator can do (explain): ErrInUse, ErrDamaged, one of those of Expect, or
-// one of the disk. The events of a log that is refused stay as they are.
+// The error is ErrInUse, ErrDamaged, one of those of Expect, or one of the disk; its text has the path and
+// the next step (explain). A log that is refused keeps its events.
 func Open(o Options) (_ *Store, err error) {
 	o.setDefaults()
 	s := &Store{opts: o, log: o.Logger, appendReady: make(chan struct{}, 1), probes: make(chan chan error), offerReady: make(chan struct{}, 1), started: make(chan struct{}),
@@ -327,14 +327,14 @@ func Open(o Options) (_ *Store, err error) {
 	if err := s.load(); err != nil {
 		return nil, err
 	}
-	// Before the check of all rows: a log that is not the expected one is not worth the time.
+	// Before all rows are checked, which can take seconds.
 	if err := o.Expect.check(s.w.logID, s.Last()); err != nil {
 		return nil, err
 	}
 	if err := s.verifyState(); err != nil {
 		return nil, err
 	}
-	// The ring begins empty behind the last event on disk. Followers that are before it replay.
+	// The ring begins empty after the last event on disk. Followers read older events from the disk.
 	s.topic = fanout.New[kernel.Event](fanout.Options{Ring: ringSize, FirstSeq: s.Last() + 1})
 	o.Watch.SetProbe(s.probe)
 	s.log.Info("event log open", zap.String("path", o.Path), zap.Int64("events", s.stats.Events),
@@ -391,7 +391,7 @@ func (s *Store) load() error {
 
 // refreshStats takes the sizes of the log and its marks from the writer, after Open and after rows
 // were removed. In between, recordCommit adds what each commit stores. It reads the disk before it
-// takes mu.
+// takes mu, which must not be held across that.
 func (s *Store) refreshStats() error {
 	var first, dropped uint64
 	if err := s.queryRow("SELECT last FROM log").Scan(&dropped); err != nil {
@@ -482,9 +482,9 @@ func (s *Store) Started() <-chan struct{} { return s.started }
 func (s *Store) StartSeq() uint64 { return s.startSeq }
 
 // CanResume reports whether a reader of q that has seen seq after can continue without a gap: no
-// event of its tenants and classes behind it was removed, and it is not above Last. Of chains that are
-// gone only the newest seq is known, so a reader below that cannot resume, whatever it reads. Types and
-// aggregates do not count: an event of another type may be the only one that is missing.
+// event of its tenants and classes behind it was removed, and it is not above Last. It may be too strict,
+// since little is known about removed events: not their types and aggregates, and of chains that are gone
+// only the newest seq.
 func (s *Store) CanResume(after uint64, q Query) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -502,7 +502,7 @@ func (s *Store) CanResume(after uint64, q Query) bool {
 	return true
 }
 
-// Stats returns the counters. It does not touch the disk: Bytes is as of the newest commit.
+// Stats returns the counters. It does not touch the disk: checkpoint has measured Bytes.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	st := s.stats

@@ -20,8 +20,8 @@ const followBuffer = 1024
 // It alternates between two modes. replay reads the disk up to the last seq; live
 // subscribes to the ring behind that seq and receives new commits. A follower that
 // falls more than followBuffer events behind loses its subscription and goes back to
-// replay, so it needs bounded memory however slow fn is. fn runs in the caller's goroutine, and holds no
-// lock of the log: it may append. A Follow that waits holds no connection.
+// replay, so it needs bounded memory however slow fn is. fn runs in the caller's goroutine without a lock
+// of the log, and may append. While Follow waits for a commit, it holds no database connection.
 func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error) error {
 	if err := q.check(); err != nil {
 		return err
@@ -37,8 +37,8 @@ func (s *Store) Follow(ctx context.Context, q Query, fn func(kernel.Event) error
 	}
 }
 
-// follower is one Follow. pos moves with each event that is delivered or passed over, so a follower of a
-// rare type does not read the same rows again when it returns to the disk.
+// follower is one Follow. pos also moves past events that the query does not select, so that a follower
+// of a rare type does not read them again when it returns to the disk.
 type follower struct {
 	s            *Store
 	q            Query
@@ -51,8 +51,9 @@ type follower struct {
 func (f *follower) reachedEnd() bool { return f.q.To > 0 && f.pos >= f.q.To }
 
 // replay delivers the events on disk. Before the first delivery, a gap after pos is not an
-// error: Follow does not promise events that were removed before it began. Its end is Last, which moves
-// after the ring: what is committed behind it is in the ring when live subscribes, or ends live at once.
+// error: Follow does not promise events that were removed before it began. It reads up to Last. Later
+// events are in the ring, since publish moves Last after it; if the ring has lost them, live returns and
+// replay reads on.
 func (f *follower) replay(ctx context.Context) error {
 	to := f.s.Last()
 	if f.q.To > 0 {

@@ -13,9 +13,9 @@ import (
 
 // lockFile locks the log for one writer: a second relay gets ErrInUse. The lock is on a separate file,
 // because SQLite locks the database itself, and lasts until that file is closed. Readers do
-// not take it. It is a flock, which belongs to the open file: unlike SQLite's own locks it survives that
-// the process closes another descriptor of the file, and the kernel drops it when the process is killed.
-// Where the filesystem has no locks, the log is opened without one.
+// not take it. It is a flock, which belongs to the open file: unlike SQLite's own locks it stays when the
+// process closes another descriptor of the file, and the kernel drops it when the process ends. On a
+// filesystem without locks the log is opened without one.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {

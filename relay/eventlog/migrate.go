@@ -29,9 +29,9 @@ const (
 )
 
 // migrate replaces the log by one of the present format. The caller holds the lock of the log and
-// has closed the database. Its steps are: close the write-ahead log of the old file, copy into a new
-// one, sync that, rename it over the old one, sync the directory. After an error before the rename, the
-// old log is as it was.
+// has closed the database. The steps: checkpoint the write-ahead log of the old file, copy its events into
+// a new file, sync that, rename it over the old one, sync the directory. After an error before the rename
+// the old log still has all events.
 func migrate(ctx context.Context, path string, log *zap.Logger) (err error) {
 	began := time.Now()
 	old, err := sql.Open("sqlite", sqlitefile.DSN(path, fmt.Sprintf("_busy_timeout=%d", busyTimeoutMS)))
@@ -71,8 +71,8 @@ func migrate(ctx context.Context, path string, log *zap.Logger) (err error) {
 	return nil
 }
 
-// copyEvents makes the new log at path from the events of old, and returns their number. The mark of the
-// old log becomes that of each chain: what was removed then cannot be resumed from now, either.
+// copyEvents makes the new log at path from the events of old, and returns their number. Each chain gets
+// the mark of the old log, so that no reader resumes across events that were removed.
 func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) (n int64, err error) {
 	// Nobody needs the new file if this process ends, so it has no journal and is synced once.
 	conn, closeConn, err := openScratch(ctx, path, newFilePragmas+"; PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -4096")
@@ -95,7 +95,7 @@ func copyEvents(ctx context.Context, old *sql.DB, path string, log *zap.Logger) 
 	defer func() { err = errors.Join(err, w.Close()) }()
 	w.newMark = mark
 	loggedAt := time.Now()
-	// A pager and not one query, so that a page of events is in memory, and not the log.
+	// A pager reads pages of events, so that the log need not fit into memory.
 	p, err := (&Reader{path: path, db: old, format: 1}).newPager(ctx, Query{})
 	if err != nil {
 		return 0, err

@@ -13,18 +13,18 @@ import (
 type NewestQuery struct {
 	Query         // To is the seq to begin at; 0: the newest
 	SinceMS int64 // nothing that was created before it, Unix ms; 0: no bound
-	MaxRows int   // rows of the log to look at, whether they are selected or not; rounded up to whole pages
+	MaxRows int   // rows of the log to read, whether they are selected or not; rounded up to whole pages
 }
 
 // clockSlack is how far the clock may have been set back without hiding events from SelectNewest,
 // which stops reading at the first page that is older than SinceMS by more than that, in ms.
 const clockSlack = 3600_000
 
-// SelectNewest calls fn with the events that q selects, the newest first, until fn returns false. What
-// retention removes meanwhile is left out without an error: the newest events are what callers want. It
+// SelectNewest calls fn with the events that q selects, the newest first, until fn returns false. Unlike
+// Select it does not report events that retention removes meanwhile: callers want the newest ones. It
 // reads the rows of the query's classes in pages from the end of the log, MaxRows at most: there is
 // no index, and a type may be rare. fn runs while a page's read transaction is open, so it must be
-// quick. next is the To of the call that continues; 0: all events were looked at.
+// quick. next is the To of the call that continues; 0: there are no more events.
 func (r *Reader) SelectNewest(ctx context.Context, q NewestQuery, fn func(kernel.Event) bool) (next uint64, err error) {
 	if err := q.check(); err != nil {
 		return 0, err
@@ -61,9 +61,9 @@ func (r *Reader) SelectNewest(ctx context.Context, q NewestQuery, fn func(kernel
 	return to, nil
 }
 
-// pageBelow returns the seq below which the page that ends at `to` begins. The last page begins at the
-// start of the log, or its oldest row is older than what is wanted. As in pager.next, a page is bounded by
-// the rows it looks at.
+// pageBelow returns the seq below which the page that ends at `to` begins. isLast: the page begins at
+// After, or its oldest row is older than what is wanted. As in pager.next, a page is bounded by the rows
+// that it scans, not by those it finds.
 func (p *pager) pageBelow(ctx context.Context, to uint64, sinceMS int64) (from uint64, isLast bool, err error) {
 	query, args := p.union("SELECT seq, created_at FROM TABLE WHERE seq > ? AND seq <= ?", []any{int64(p.q.After), int64(to)})
 	var createdMS int64

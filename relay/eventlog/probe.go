@@ -9,7 +9,7 @@ import (
 // learns that a fault is over while nothing is being appended. The monitor calls it only
 // while a fault lasts.
 func (s *Store) probe(ctx context.Context) error {
-	done := make(chan error, 1) // has space, so that Run does not wait for a monitor that gave up
+	done := make(chan error, 1) // buffered, so that Run does not wait for a monitor that gave up
 	select {
 	case s.probes <- done:
 	case <-ctx.Done():
@@ -23,9 +23,9 @@ func (s *Store) probe(ctx context.Context) error {
 	}
 }
 
-// writeProbe sets a number of the file's header to what it is: SQLite writes the page and
-// syncs it. Run's. It is a transaction like that of a commit, with the same locks, log and sync, which
-// adds no event and needs no page more.
+// writeProbe sets a number of the file's header to the value that it has: SQLite writes the page and
+// syncs it. This takes the same steps as the commit of an event, but adds nothing to the log. Only Run
+// calls it.
 func (s *Store) writeProbe() error {
 	return explain(s.opts.Path, s.tx(func() error {
 		var version int

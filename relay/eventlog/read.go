@@ -65,9 +65,9 @@ func (q *Query) selectsClass(class Class) bool {
 	return (q.Class == "" || q.Class == class) && (state && class == ClassState || calls && class == ClassCalls)
 }
 
-// where is matches in SQL, without the class, which tables selects. Values are parameters, never parts of
-// the text. It compares prefixes with substr and not with LIKE, which ignores the case of letters and has
-// wildcards.
+// where is matches in SQL, without the class, for which there are tables. Values are parameters and not
+// parts of the text. It compares prefixes with substr and not with LIKE, which ignores the case of letters
+// and has wildcards.
 func (q *Query) where() (clause string, args []any) {
 	if q.Tenant != "" {
 		clause, args = " AND tenant = ?", []any{q.Tenant}
@@ -99,7 +99,7 @@ func (q *Query) where() (clause string, args []any) {
 }
 
 // Reader reads an event log. A Store is one; OpenReader makes one for another process. Its methods may be
-// called from any goroutine; each page of a replay takes a connection for the time of one query.
+// called from any goroutine. A replay holds a connection during each query only, not from page to page.
 type Reader struct {
 	path   string
 	db     *sql.DB
@@ -143,8 +143,8 @@ func OpenReader(path string) (*Reader, error) {
 }
 
 // newReader opens connections for reading, maxReaders at most; one stays open between queries. A
-// query beyond that waits for a connection, so that many subscribers that replay at once do not take
-// memory without a bound: each connection has a page cache.
+// query beyond that waits for a connection. This bounds the memory when many subscribers replay at once,
+// since each connection has a page cache.
 func newReader(path, dsn string, format int) (*Reader, error) {
 	db, err := sql.Open("sqlite", dsn)
 	if err != nil {
@@ -167,8 +167,8 @@ func (r *Reader) ID(ctx context.Context) (id string, err error) {
 	return id, explain(r.path, err)
 }
 
-// Bounds returns the oldest and the newest seq that are kept, 0 for none, whatever their chain: between
-// the two, events of some chains may be gone.
+// Bounds returns the oldest and the newest seq that are kept, 0 for none, over all chains. In between,
+// retention may have removed events of some chains.
 func (r *Reader) Bounds(ctx context.Context) (first, last uint64, err error) {
 	return r.bounds(ctx, r.tables(&Query{}))
 }
@@ -228,7 +228,7 @@ func (r *Reader) Select(ctx context.Context, q Query, fn func(kernel.Event) erro
 	if err != nil {
 		return err
 	}
-	// Of a page with damage in it, what was read before the damage is delivered, then the error.
+	// If a page has damage, fn gets the events before it, then the damage is returned.
 	for p.pos < p.q.To {
 		page, damage := p.next(ctx)
 		if damage != nil && !isDamage(damage) {
@@ -261,8 +261,8 @@ type pager struct {
 	damage error            // why the end is not known; the replay ends at it
 }
 
-// newPager begins a replay, whose end it fixes: the newest seq of the tables that have its rows. If damage
-// hides that, it reads up to the damage.
+// newPager begins a replay. Its end is fixed now, at the newest seq of the tables that have its rows; if
+// damage hides that seq, the replay ends at the damage.
 func (r *Reader) newPager(ctx context.Context, q Query) (*pager, error) {
 	p := &pager{r: r, q: q, pos: q.After, tables: r.tables(&q)}
 	p.clause, p.args = q.where()
@@ -318,9 +318,9 @@ func (p *pager) union(query string, args []any) (string, []any) {
 	return strings.Join(parts, " UNION ALL ") + " ORDER BY seq", all
 }
 
-// next reads the next page, and moves pos to its end. It runs three queries, each in a transaction of its
-// own: where the page ends, its rows, and the marks. Between the first two nothing but retention can
-// change what is below To, and the third one notices that.
+// next reads the next page, and moves pos to its end. It runs three queries in separate transactions:
+// where the page ends, its rows, and the marks. Only retention can change rows below To in between, and
+// the marks show that it did.
 func (p *pager) next(ctx context.Context) ([]kernel.Event, error) {
 	from, to := p.pos, p.q.To
 	// A page is bounded by the rows it scans, not by those it finds: a query with few

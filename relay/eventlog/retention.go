@@ -61,8 +61,8 @@ type aggregateKey struct{ tenant, aggregate string }
 func keyOf(e *kernel.Event) aggregateKey { return aggregateKey{e.Tenant, e.Aggregate} }
 
 // retention is the state of both classes. It belongs to the goroutine of Run. The goroutine that takes
-// a snapshot sends to results, and uses nothing else. The end of Run ends a round of state (resetState);
-// a removal of calls goes on when Run is called again.
+// a snapshot uses results only. A round of state ends with Run (resetState); a removal of calls continues
+// when Run is called again.
 type retention struct {
 	calls   removal
 	state   removal       // active in the phase removing
@@ -99,8 +99,8 @@ func (k *retention) resetState() {
 	*k = retention{calls: k.calls, results: k.results}
 }
 
-// noteChanges records which aggregates changed while a snapshot is taken: a snapshot of such a one may or
-// may not have the change, and its event would replace the change in a replay.
+// noteChanges records which aggregates changed while a snapshot is taken. The snapshot of such an
+// aggregate may lack the change, and would undo it in a replay, so it is requested again.
 func (k *retention) noteChanges(events []kernel.Event) {
 	for i := range events {
 		if k.changed == nil {
@@ -113,9 +113,8 @@ func (k *retention) noteChanges(events []kernel.Event) {
 	}
 }
 
-// startRetention begins to remove rows of a class that has a victim. Before, it makes the files smaller
-// that are beyond the bound. The two classes go on independently of each other: calls at once, state
-// after its snapshot.
+// startRetention begins to remove rows of each class that has a victim: calls at once, state after its
+// snapshot. First it shrinks files that are beyond the bound.
 func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	k := &s.retention
 	if err := s.readSpace(); err != nil {
@@ -145,7 +144,7 @@ func (s *Store) startRetention(ctx context.Context, wg *sync.WaitGroup) {
 	case err != nil:
 		s.recordRetention(ClassState, err)
 	case v != nil:
-		if v.chain != nil { // by size: the state of others stays, and needs no snapshot
+		if v.chain != nil { // by size: other tenants lose nothing and need no snapshot
 			k.tenant = &v.chain.tenant
 		}
 		k.state = removal{limitSeq: s.Last(), stepRows: minStepRows}
@@ -206,7 +205,7 @@ func (s *Store) victim(class Class, tenant *string, isRemoving bool) (*victim, e
 		}
 		return bytes > bound
 	}
-	// Which of several victims comes first does not matter: removeOldest asks again after each step.
+	// Maps are in no order, so any of several victims may come first; removeOldest asks again each step.
 	u := s.usage(class)
 	for _, c := range s.w.chains {
 		if c.class != class || c.isEmpty() || tenant != nil && c.tenant != *tenant {
@@ -220,7 +219,7 @@ func (s *Store) victim(class Class, tenant *string, isRemoving bool) (*victim, e
 			return &victim{c, math.MaxInt64}, nil
 		}
 	}
-	// The log as a whole, of which the largest chain loses rows, whoever appends at the moment.
+	// If the log as a whole is full, the largest chain loses rows, whoever appends now.
 	level := int64(highLevelEighths)
 	if isRemoving {
 		level = lowLevelEighths
@@ -346,9 +345,9 @@ func (s *Store) requestSnapshot(ctx context.Context, wg *sync.WaitGroup) {
 }
 
 // handleSnapshot appends the events of a snapshot, and requests another one for the
-// aggregates that have changed since the request. When none is left, removing begins. An error, or
-// aggregates that change all the time, end the round without a row removed; the snapshots that are stored
-// already do no harm, since they say what is so.
+// aggregates that have changed since the request. When none is left, removing begins. After an error, or
+// maxSnapshotTries, the round ends and no row is removed. The snapshots stored so far stay: they are
+// correct, and only cost space.
 func (s *Store) handleSnapshot(ctx context.Context, wg *sync.WaitGroup, snap snapshot) {
 	k, err := &s.retention, snap.err
 	if err == nil && k.changed == nil {
@@ -452,7 +451,7 @@ func (s *Store) removeStep() (pause time.Duration, more bool) {
 }
 
 // removeNow removes rows to free space for a transaction that does not fit: calls, and state
-// whose snapshots are stored. It removes one step, without a pause, since appenders wait for it.
+// whose snapshots are stored. It makes one step without a pause, since appenders wait for it.
 func (s *Store) removeNow() (removed int64, err error) {
 	k := &s.retention
 	if !k.calls.active {
@@ -496,8 +495,8 @@ func (s *Store) recordRetention(class Class, err error) {
 }
 
 // removeOldest removes one step of the victim's rows, and returns how many. A step may pass rows of
-// other chains only; it then moves the mark, and the next one continues there. 0 without an error: there is
-// no victim, or limitSeq is reached, or maxEmptySteps have found none of its rows.
+// other chains only; it then moves the mark, and the next one continues there. It returns 0 if there is no
+// victim, limitSeq is reached, or maxEmptySteps steps found no row of the victim.
 func (s *Store) removeOldest(class Class, r *removal) (removed int64, err error) {
 	for range maxEmptySteps {
 		var tenant *string
@@ -526,9 +525,9 @@ type oldRows struct {
 	gone       map[*chain]*chain // to what it becomes: mark, anchor, rows and bytes
 }
 
-// readOldRows selects what removeRows removes: of the next stepRows rows of the class those of the victim,
-// up to an eighth of the write-ahead log. It reads them in the order of seq and passes those of other
-// chains. An index by chain would find them at once, but each commit would have to write it.
+// readOldRows selects what removeRows removes: the victim's rows among the next stepRows rows of the class,
+// at most an eighth of the write-ahead log. It reads in the order of seq and passes rows of other chains.
+// An index by chain would avoid that, but each commit would have to write it.
 func (s *Store) readOldRows(ctx context.Context, class Class, r *removal, v *victim) (old oldRows, err error) {
 	limit := r.limitSeq
 	if v.chain != nil {
@@ -583,8 +582,8 @@ func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, m
 	if err != nil || old.upTo == 0 {
 		return 0, false, err
 	}
-	// The rows up to the newest one of the chain were read, and it was not among them. Without this check
-	// the mark would pass it, and nothing would show the damage any more.
+	// The chain's newest row was not found, although all rows up to it were read. If the mark moved past
+	// it now, nothing would show this damage any more.
 	if v.chain != nil && old.removed == 0 && old.upTo >= v.chain.last {
 		return 0, false, fmt.Errorf("%w: the %s of tenant %q have no event %d", ErrDamaged, table, v.chain.tenant, v.chain.last)
 	}
@@ -595,7 +594,7 @@ func (s *Store) removeRows(class Class, r *removal, v *victim) (removed int64, m
 			c.mark, c.anchor, c.rows, c.bytes = g.mark, g.anchor, g.rows, g.bytes
 			s.w.markChanged(c)
 		}
-		if v.chain != nil { // also past rows of others, where the next step is to begin
+		if v.chain != nil { // also past rows of other chains: the next step begins there
 			v.chain.mark = max(v.chain.mark, min(old.upTo, v.chain.last)+1)
 			s.w.markChanged(v.chain)
 		}

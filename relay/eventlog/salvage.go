@@ -24,9 +24,9 @@ import (
 //  3. The new log gets the events with their seq, in chains of the old log's id with new hashes, and
 //     one event that says what is lost.
 //
-// Then the new log is checked like any other, synced, and given its name, so that To exists only when it
-// is sound. The recovery of SQLite's own shell would not do: it sees the write-ahead log up to the damage
-// only, and does not know which of two copies of a row is the right one.
+// Then the hashes of the new log are checked, and it is synced and renamed to To, which therefore exists
+// only if it is sound. The .recover command of SQLite's shell would not do: it reads the write-ahead log
+// up to the damage only, and cannot tell which of two copies of a row is right.
 
 // SalvageOptions say what to read and where to write.
 type SalvageOptions struct {
@@ -79,8 +79,8 @@ const (
 
 // Salvage makes a new log of every event that can be read of a damaged one, of either format. The
 // old files are not changed. The caller's process must not have the log open, and no relay may
-// run on it: its lock is taken meanwhile. It needs free disk for two files of about the size of the log,
-// the temporary database and the new log.
+// run on it: its lock is taken meanwhile. It needs free space for about twice the size of the log: for a
+// temporary database and the new log.
 func Salvage(ctx context.Context, o SalvageOptions) (*SalvageReport, error) {
 	s := &salvage{opts: o, report: SalvageReport{From: o.From, To: o.To, Lost: []LostRange{}}, chains: map[int64]*oldChain{}}
 	if err := s.run(ctx); err != nil {
@@ -128,8 +128,8 @@ type oldChain struct {
 	isNew bool  // the new log does not have it yet
 }
 
-// run takes the lock if there is a lock file: it makes none, since the directory may be a copy that this
-// user cannot write. What a killed salvage left beside To is removed first.
+// run takes the lock if there is a lock file. It does not make one, since the directory may be a copy that
+// this user cannot write. It first removes what a killed salvage left beside To.
 func (s *salvage) run(ctx context.Context) (err error) {
 	if _, err := os.Lstat(s.opts.To); err == nil {
 		return fmt.Errorf("%w: %s; name another directory", fs.ErrExist, s.opts.To)
@@ -165,15 +165,15 @@ func (s *salvage) run(ctx context.Context) (err error) {
 }
 
 // salvageSchema has the rows as they were found. Their kind: 1 is a row of the first
-// format, 2 of state, 3 of calls. The columns have no types, so that nothing is converted. Without an
-// index rows are inserted fastest; collect makes the one by seq at the end.
+// format, 2 of state, 3 of calls. The columns have no types, so that nothing is converted. collect makes
+// the index by seq after all rows are inserted, which is faster than keeping one up to date.
 const salvageSchema = `
 	PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -8192;
 	CREATE TABLE found (seq, kind, chain, tenant, type, aggregate_id, payload, created_at, hash, word, actor, trace);
 	CREATE TABLE words (id INTEGER PRIMARY KEY, type, aggregate_id, text);`
 
-// openScratch opens a database that nobody needs if this process ends. It is one connection, since
-// script has settings that belong to a connection.
+// openScratch opens a database that nobody needs if this process ends, with one connection, to which the
+// settings of script belong.
 func openScratch(ctx context.Context, path, script string) (conn *sql.Conn, closeBoth func() error, err error) {
 	db, err := sql.Open("sqlite", sqlitefile.DSN(path, ""))
 	if err != nil {
@@ -190,8 +190,8 @@ func openScratch(ctx context.Context, path, script string) (conn *sql.Conn, clos
 	return conn, closeBoth, nil
 }
 
-// collect reads all rows of the old log into the temporary database, in one transaction. Of the header of
-// the database it needs the format only, and can do without.
+// collect reads all rows of the old log into the temporary database, in one transaction. It works without
+// the header of the database: the format then shows in the rows.
 func (s *salvage) collect(ctx context.Context, temporary string) (err error) {
 	old, err := sqlitefile.OpenFile(s.opts.From)
 	if err != nil {
@@ -244,8 +244,8 @@ var (
 	shapeWord      = []sqlitefile.Kind{sqlitefile.Null, sqlitefile.Integer, sqlitefile.Integer, sqlitefile.Text, sqlitefile.Text, sqlitefile.Text}
 )
 
-// hasShape reports whether the columns of a record have these storage classes. The shapes of the tables
-// differ, which is how a record is recognized: a page does not say which table it is of.
+// hasShape reports whether the columns of a record have these storage classes. A page does not say which
+// table it belongs to, but no two tables have the same shape.
 func hasShape(r *sqlitefile.Record, shape []sqlitefile.Kind) bool {
 	if len(r.Values) != len(shape) {
 		return false
@@ -259,8 +259,8 @@ func hasShape(r *sqlitefile.Record, shape []sqlitefile.Kind) bool {
 }
 
 // record stores what one record means. The shape of a record shows its table; a record of no such
-// shape is ignored. Whatever has a fixed form is checked, since bytes that are damaged can have any shape;
-// the texts of events are checked when they are chosen (checkSalvaged).
+// shape is ignored. Damaged bytes can have any shape, so values with a fixed form are checked here, and the
+// texts of events when they are chosen (checkSalvaged).
 func (s *salvage) record(ctx context.Context, r *sqlitefile.Record) (err error) {
 	v := r.Values
 	text := func(i int) string { return string(v[i].Bytes) }
@@ -300,8 +300,8 @@ func (s *salvage) record(ctx context.Context, r *sqlitefile.Record) (err error) 
 
 func isClass(s string) bool { return s == string(ClassState) || s == string(ClassCalls) }
 
-// chain returns the chain with an id, nil if there are more than a log has: damaged rows can claim any
-// number of ids. Twice as many as at one time, since chains that were dropped may still be in free pages.
+// chain returns the chain with an id. It returns nil beyond twice maxChains, since damaged rows can claim
+// any number of ids; twice, because chains that were dropped may still be in free pages.
 func (s *salvage) chain(id int64) *oldChain {
 	c := s.chains[id]
 	if c == nil && len(s.chains) < 2*maxChains {
@@ -316,8 +316,8 @@ func checkSalvaged(e *kernel.Event) bool {
 	return e.Check() == nil && isText(e.Tenant) && isText(e.Aggregate) && utf8.Valid(e.Payload) && json.Valid(e.Payload)
 }
 
-// newID returns the id of the new log: that of the old one, by which the relay knows it. If the log and
-// the record of the relay say different ones, the record counts: the relay would refuse the other.
+// newID returns the id of the new log: that of the old one, by which the relay knows it. If the relay has
+// recorded another id, it is that one, because the relay would refuse any other.
 func (s *salvage) newID() string {
 	switch {
 	case s.logID != "" && (!isLogID(s.opts.ID) || s.opts.ID == s.logID):

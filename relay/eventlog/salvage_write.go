@@ -23,16 +23,17 @@ const foundRows = `
 	WHERE (f.kind = 1) = ?
 	ORDER BY f.seq, f.rowid`
 
-// candidate is a row that was found. Several may have one seq: copies of its page, of which some may be
-// damaged. event.Payload is nil if a part of the row is lost, such as a word or the name of its chain.
+// candidate is a row that was found. Several may have the same seq, if their page was found several times;
+// some of these may be damaged. event.Payload is nil if a part of the row is lost, such as a word or the
+// name of its chain.
 type candidate struct {
 	event kernel.Event
 	chain *oldChain // nil: of the first format
 	hash  rowHash
 }
 
-// write makes the new log from the rows of the temporary database. It reads them through one query, in the
-// order of seq, while it writes: neither log has to fit into memory.
+// write makes the new log from the rows of the temporary database. It reads them with one query in the
+// order of seq while it writes, so that the log need not fit into memory.
 func (s *salvage) write(ctx context.Context, temporary, target string) (err error) {
 	from, closeFrom, err := openScratch(ctx, temporary, "PRAGMA query_only = 1")
 	if err != nil {
@@ -41,7 +42,7 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 	defer func() { err = errors.Join(err, closeFrom()) }()
 	s.conn = from
 	s.report.Format = 2
-	// The header decides. If it is damaged, rows of the first format and no chain at all mean that format.
+	// If the header does not say the format, rows of the first format without any chain do.
 	if s.headerFormat == 1 || s.headerFormat == 0 && s.oldEvents > 0 && len(s.chains) == 0 {
 		s.report.Format = 1
 		s.logLast = max(s.mark, 1) - 1
@@ -64,8 +65,8 @@ func (s *salvage) write(ctx context.Context, temporary, target string) (err erro
 	if err := s.choose(ctx, &out); err != nil {
 		return err
 	}
-	// Gaps between two rows are noted already; those behind the last row of each chain follow. The ids are
-	// sorted so that the same log gives the same report.
+	// Gaps between two rows are noted already; now those behind the last row of each chain. The ids are
+	// sorted, so that the same log gives the same report.
 	for _, id := range slices.Sorted(maps.Keys(s.chains)) {
 		if c := s.chains[id]; c.hasRow && c.last > max(c.prevSeq, max(c.mark, 1)-1) { // its end is lost
 			if err := s.lost(ctx, c, max(c.prevSeq+1, c.mark), c.last); err != nil {
@@ -209,9 +210,8 @@ func (c *oldChain) follows(s *salvage, e *kernel.Event, hash rowHash) bool {
 }
 
 // lost records a range of a chain in which events may be missing, unless every number in it was
-// found, in whatever chain. Numbers are consecutive over all chains, so those in between that belong to
-// others are no loss. At a start of the relay they jump; AtMost is far too high then, and capLost lowers
-// it where it can.
+// found, in whatever chain: numbers are consecutive over all chains. They jump at each start of the relay
+// (firstSeq); if that is in the range, AtMost is far too high, and capLost lowers it if it can.
 func (s *salvage) lost(ctx context.Context, c *oldChain, from, to uint64) error {
 	if from > to || from > math.MaxInt64 || to > math.MaxInt64 {
 		return nil
@@ -256,8 +256,8 @@ type output struct {
 	newest int64 // the latest CreatedMS
 }
 
-// add adds an event to the batch. The writer gives each new chain the mark newMark, which differs from
-// chain to chain, so the chain is made here, after the batch before it is written.
+// add adds an event to the batch. A new chain needs its own mark, but the writer gives all chains of a batch
+// the mark newMark: so the batch before it is written first, and the chain is made here.
 func (o *output) add(ctx context.Context, c *candidate) error {
 	if ch := c.chain; ch != nil && ch.isNew {
 		// What retention has removed stays removed: a chain begins with its mark.
@@ -291,9 +291,9 @@ func (o *output) flush(ctx context.Context) error {
 	return err
 }
 
-// end writes the last event: a log that is behind what the relay recorded would be refused, and
-// numbers would be given twice. Its seq is above everything that the log, its chains and the record say
-// was given. A chain whose last is more than 2^40 above that, three days of the clock, counts as damaged.
+// end writes the last event. Its seq is above all that were given, as the log, its chains and the relay's
+// record say: the relay would refuse a log that is behind its record, and could give a number twice. A
+// chain whose last is more than 2^40 above the others counts as damaged: three days by firstSeq.
 func (o *output) end(ctx context.Context) error {
 	last := max(o.s.report.Last, o.s.opts.Last, o.s.logLast)
 	for _, c := range o.s.chains {

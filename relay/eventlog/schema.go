@@ -42,13 +42,13 @@ var newFilePragmas = fmt.Sprintf("PRAGMA page_size = %d; PRAGMA auto_vacuum = IN
 //	                 log.last
 //	words_delete     only words of rows that are gone
 //
-// The triggers of state do not look at calls, so that damage there does not stop it.
+// The triggers of state do not read calls, so that damage there does not stop it.
 //
 // A tool with write access could drop the triggers; they guard against mistakes. The hashes
-// show what was changed around them. The triggers cost each row of a commit a few searches by primary key.
+// show what was changed around them. For each row of a commit they cost a few searches by primary key.
 //
-// The text is a part of the format: CheckSchema compares it with what the file has, byte for byte, so that
-// a change here makes every existing log look damaged.
+// The text is a part of the format: CheckSchema compares it with the file byte for byte, so after a change
+// here every existing log would count as damaged.
 const schema = `
 CREATE TABLE log (
   id   INTEGER PRIMARY KEY CHECK (id = 1),

@@ -11,8 +11,8 @@ import (
 	"agentctl/relay/storage"
 )
 
-// The files of a log stay within Options.MaxBytes together, at each moment and not only after retention
-// has run: the log may share a small disk with others.
+// The files of a log together stay within Options.MaxBytes. This holds between two runs of retention too,
+// since the log may share a small disk with others. Exceptions are below.
 //
 //	database         at most maxPages: SQLite refuses a page beyond (max_page_count). reserveSpace
 //	                 deletes old calls before a transaction that would not fit.
@@ -33,20 +33,19 @@ const (
 	overBoundFactor = 5                     // Append is refused when the files have 5/4 of MaxBytes
 )
 
-// Fill levels of the database at which retention by size begins and ends. The pages between the high
-// level and the bound are for what is appended while rows are removed.
+// Fill levels of the database at which retention by size begins and ends. The pages above the high level
+// take what is appended while rows are removed.
 const (
 	highLevelEighths = 7
 	lowLevelEighths  = 6
 )
 
-// fileSpace is what the goroutine of Run knows of the files. The write-ahead log is in one of three
-// conditions, which checkpoint changes:
+// fileSpace is what the goroutine of Run knows of the files. checkpoint moves the write-ahead log between
+// three states:
 //
 //	normal  it is below half of its bound, or could be emptied
-//	busy    a reader has prevented that (busySince); Run tries again each pinnedRetry
-//	pinned  for pinnedAfter, or until it was three quarters full: offered calls are dropped, and
-//	        retention waits
+//	busy    a reader prevents that (busySince); Run tries again each pinnedRetry
+//	pinned  busy for pinnedAfter, or three quarters full: offered calls are dropped, and retention waits
 type fileSpace struct {
 	maxPages  int64 // of the database
 	maxWAL    int64 // bytes
@@ -63,8 +62,8 @@ type fileSpace struct {
 	callsDamaged bool      // the table of calls cannot be written, that of state can
 }
 
-// initSpace divides MaxBytes: a sixteenth for the write-ahead log, in bounds, its index, and the rest for
-// the database. The settings belong to the connection, and are not in the file.
+// initSpace divides MaxBytes: a sixteenth is for the write-ahead log (minWAL to maxWAL), shmBytes for its
+// index, and the rest for the database. The settings belong to the connection and are not in the file.
 func (s *Store) initSpace() error {
 	r := &s.space
 	r.maxWAL = min(max(s.opts.MaxBytes/16, minWAL), maxWAL)
@@ -78,8 +77,8 @@ func (s *Store) initSpace() error {
 }
 
 // readSpace reads how full the database is. The file is larger than maxPages after MaxBytes was
-// made smaller, until retention has removed enough. Pages of deleted rows stay in the file and are used
-// again, so what counts is the used pages and not the file.
+// made smaller, until retention has removed enough. SQLite uses the pages of deleted rows again, so used
+// pages count and not the size of the file.
 func (s *Store) readSpace() error {
 	r := &s.space
 	var free int64
@@ -121,7 +120,7 @@ func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
 		return batch, fmt.Errorf("eventlog: %d bytes at once; append at most %d", size, r.maxWAL/2)
 	}
 	need := needPages(size)
-	// Far from full, an estimate will do, and the disk is not asked. Each removal corrects it.
+	// Far from full, the estimate freePages is enough; the file is not read. A removal corrects it.
 	if r.freePages-need > r.maxPages/4 {
 		r.freePages -= need
 		return batch, nil
@@ -143,7 +142,7 @@ func (s *Store) reserveSpace(batch []*appendRequest) ([]*appendRequest, error) {
 		} else if n > 0 {
 			continue
 		}
-		// Retention has to write snapshots first, or there is nothing that it may remove.
+		// Nothing can be removed now: retention has to write snapshots first, or may remove nothing.
 		full := fmt.Errorf("%w: its files have the %d MiB allowed, and old events are still being removed", kernel.ErrLogFull, s.opts.MaxBytes>>20)
 		batch = s.refuseLargest(batch, full)
 		if r.freePages < need {
@@ -191,7 +190,7 @@ func splitCalls(batch []*appendRequest) (rest, calls []*appendRequest) {
 
 // checkpoint copies the write-ahead log into the database and empties it, if it has grown to half of
 // its bound although SQLite begins it again at a quarter: after a large transaction, or because of a
-// reader. It does not wait for readers: a transaction would wait for them as well. It is called after each
+// reader. It does not wait for readers: transactions would have to wait as well. It is called after each
 // commit and each removal, and measures the files for Stats.
 func (s *Store) checkpoint() {
 	r := &s.space
@@ -223,8 +222,8 @@ func (s *Store) checkpoint() {
 	}
 }
 
-// truncateWAL runs a checkpoint; busy reports that a reader prevented it. The busy timeout is 0 meanwhile,
-// since SQLite would wait that long for each reader, and appenders behind it.
+// truncateWAL runs a checkpoint; busy reports that a reader prevented it. The busy timeout is 0 meanwhile:
+// otherwise SQLite would wait for readers that long, and appenders behind it.
 func (s *Store) truncateWAL() (busy bool, err error) {
 	if err := s.exec("PRAGMA busy_timeout = 0"); err != nil {
 		return false, err

@@ -18,11 +18,11 @@ import (
 // Between Open and Run no process writes to the file, so the rows of state are read from its pages
 // without SQLite, which takes several times as long: the start of a relay would take longer the
 // older its log is. Open checks all rows once. A replay then reads only the pages that have events of
-// its types. The price is a second reader of SQLite's format. It is trusted as far as the hashes go: Open
-// has checked each row that a replay returns against its chain.
+// its types. The price is a second implementation of SQLite's format (sqlitefile.Table). Open checks its
+// rows against the hashes of their chains before a replay may use them.
 
 // stateTable is the table of state between Open and Run. Nothing changes it once Open has checked it, so
-// several replays read it at the same time, each with a separate Table (Only).
+// several replays read it at the same time, each with a separate sqlitefile.Table (Only).
 type stateTable struct {
 	rows   *sqlitefile.Table
 	chains map[int64]*chain
@@ -33,10 +33,11 @@ type stateTable struct {
 var errNotState = errors.New("eventlog: not a row of state")
 
 // openStateTable checks all rows of state, and keeps their table for Replay. It returns false if
-// the file does not hold everything that was committed, or anything does not fit. It never decides that
-// a log is damaged: a mistake in this second reader of the format must not keep a relay from starting.
+// the file does not hold everything that was committed, or anything does not fit. The caller then checks
+// with SQLite, which decides whether the log is damaged: a bug of package sqlitefile must not keep a relay
+// from starting.
 func (s *Store) openStateTable() bool {
-	// Moves the write-ahead log into the file. A reader of another process can prevent a part of that.
+	// Copies the write-ahead log into the file, unless a reader of another process prevents it.
 	var busy, frames, copied int
 	if s.queryRow("PRAGMA wal_checkpoint(PASSIVE)").Scan(&busy, &frames, &copied) != nil || busy != 0 || frames != copied {
 		return false
@@ -69,7 +70,7 @@ func parseState(r *sqlitefile.Record) (e kernel.Event, chain int64, hash []byte,
 	return e, v[1].Int, v[6].Bytes, nil
 }
 
-// stringOf returns b as a string, which changes with it: what is kept beyond the next record is cloned.
+// stringOf returns b as a string without a copy. It changes with b, so clone what has to outlive the record.
 func stringOf(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
 // Replay implements kernel.Log. Before Run, events of state come from the table that Open has checked.
@@ -86,8 +87,8 @@ func (s *Store) ReplayPresence(ctx context.Context, fn func(kernel.Event) error)
 	return s.replayState(ctx, 0, fn, kernel.PresenceTypes, (*stateTable).presenceLeaves)
 }
 
-// replayState is Replay for types of state, of the events in some leaves of the table if there is one. It
-// holds tableMu while it calls fn, so Run does not begin before it has ended.
+// replayState is Replay for types of state. If there is a table it reads the leaves that the function
+// selects. It holds tableMu while it calls fn, so that Run does not begin meanwhile.
 func (s *Store) replayState(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string, leaves func(*stateTable) []int) error {
 	s.tableMu.RLock()
 	defer s.tableMu.RUnlock()
@@ -123,8 +124,8 @@ func (t *stateTable) presenceLeaves() (leaves []int) {
 }
 
 // replay calls fn with the events of some types in leaves behind a seq, and returns the last one. An
-// sqlitefile.ErrNotSound says that the pages have changed: the caller continues behind the last one with
-// SQLite, so that no event is missed or repeated.
+// sqlitefile.ErrNotSound says that the pages have changed: the caller reads on with SQLite after the last
+// event that fn got.
 func (t *stateTable) replay(ctx context.Context, after uint64, fn func(kernel.Event) error, types []string, leaves []int) (last uint64, err error) {
 	names := make(map[string]string) // of the types, so that each event does not need a copy
 	for name := range t.types {

@@ -19,8 +19,8 @@ const (
 // maxPresenceSubjects bounds leafIndex.presence.
 const maxPresenceSubjects = 4 * kernel.MaxPresences
 
-// leafIndex says which leaves of a table a replay has to read. It is made while the rows are checked, which
-// reads all of them anyway, and stands in for indexes in the file, which each commit would have to write.
+// leafIndex says which leaves of a table a replay has to read. The check of the rows makes it, since it
+// reads all of them anyway. An index in the file would have to be written by each commit.
 type leafIndex struct {
 	types map[string]*leafList
 	// presence has the leaf of the newest event about each device and agent; nil when there are too
@@ -93,8 +93,8 @@ func (x *leafIndex) append(behind leafIndex) {
 }
 
 // verify checks the rows against their chains, as verifier does, and makes the index of the leaves. It
-// checks some parts of the table at the same time, each in a goroutine, and waits for them. Then it
-// connects the parts in their order.
+// checks some parts of the table at the same time, each in a goroutine, and waits for them. Then it joins
+// the results in the order of the parts.
 func (t *stateTable) verify(parts int) error {
 	var wg sync.WaitGroup
 	checks := make([]*tablePart, parts)

@@ -21,16 +21,16 @@ const (
 	maxFaults      = 64      // that a Verification lists
 )
 
-// A check goes through the rows of each class in the order of seq, with the hash and the seq of the newest
-// row so far for each chain. Each row must have the hash that follows. At the end, each chain must be where
-// the table chains says, so that rows which are missing at its end are noticed as well. It reads page by
-// page, and what is appended meanwhile belongs to it until it reaches the end.
+// A check reads the rows of each class in the order of seq, and keeps for each chain the hash and the seq
+// of its newest row so far. Each row must have the hash that follows from these. At the end they must be
+// those in the table chains, so that rows missing at the end of a chain are noticed as well. The check
+// reads page by page, and includes what is appended meanwhile.
 
 // Verification is the result of a check of the chains (docs/eventlog.md).
 type Verification struct {
 	Began, Ended time.Time // Ended is zero while it runs; both are zero before the first one
 	Rows         int64     // that were read
-	Faults       []Fault   // at most 64, the first of each chain
+	Faults       []Fault   // the first of each chain, at most maxFaults
 	Err          string    // why the check could not be finished; "" when it was
 }
 
@@ -107,8 +107,8 @@ func (v *verifier) run(ctx context.Context) error {
 			began, next, size := time.Now(), pos, 0
 			var err error
 			next, size, atEnd, err = v.page(ctx, class, pos)
-			// What is behind a page that cannot be read is not found by seq. The check goes on with the
-			// other class.
+			// Rows behind a page that cannot be read are not found by seq, so the check goes on with
+			// the other class.
 			if err != nil && ctx.Err() != nil {
 				return ctx.Err()
 			} else if isDamage(err) {
@@ -194,8 +194,8 @@ func (v *verifier) page(ctx context.Context, class Class, pos uint64) (next uint
 }
 
 // follow begins with the chains of a class that are new, and skips the rows that retention has removed
-// meanwhile: the anchor then is the hash of a row that was not read. A row that was changed and then
-// removed between two pages is not noticed.
+// meanwhile: for these the anchor is trusted. So a row that was changed, and removed before the check
+// came to it, is not noticed.
 func (v *verifier) follow(class Class, now []*chain) {
 	for _, c := range now {
 		if c.class != class {
@@ -219,8 +219,8 @@ func (v *verifier) end(class Class, now []*chain) {
 	}
 }
 
-// row checks the next row of a class. Behind the first fault of a chain its other rows are not checked:
-// all of their hashes depend on the row that does not fit.
+// row checks the next row of a class. After the first fault of a chain it ignores the chain's other rows,
+// since their hashes depend on the row that does not fit.
 func (v *verifier) row(class Class, id int64, e *kernel.Event, hash []byte) {
 	c := v.chains[id]
 	switch {
@@ -276,8 +276,8 @@ func (s *Store) verifyState() error {
 }
 
 // verifyLoop checks the whole log at each start and once a day, until ctx ends. A fault does not
-// stop the log: Stats shows it. The rate leaves most of a slow disk to others: a full log of 256 MiB takes
-// half a minute.
+// stop the log: Stats shows it. verifyRate leaves most of a slow disk to others; at that rate 256 MiB
+// take half a minute.
 func (s *Store) verifyLoop(ctx context.Context) {
 	for {
 		s.mu.Lock()
@@ -307,7 +307,7 @@ func (s *Store) verifyLoop(ctx context.Context) {
 	}
 }
 
-// faultErrors are the first faults as errors, four at most, since they become one line of the log.
+// faultErrors are the first four faults as errors. They become one line of the service log.
 func faultErrors(faults []Fault) (errs []error) {
 	for _, f := range faults[:min(len(faults), 4)] {
 		errs = append(errs, &f)

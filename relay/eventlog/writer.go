@@ -15,12 +15,12 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Words. A row of calls refers to two texts of its chain that many rows share. The newest ones of a chain
-// are in memory, its dictionary. When that is full it is not searched for words to replace: an epoch ends,
-// and an empty dictionary begins the next. The epoch of a word is a seq: rows from it on use words of this
-// epoch or of later ones only. So when the mark of the chain has reached the epoch of newer words, no row
-// is left that uses older ones, and they are deleted without a count of their uses (removeWords). The price
-// is that texts which are still common are stored again in each epoch.
+// Words are texts that many rows of calls share: a row refers to two words of its chain. Those of the
+// chain's present epoch are in memory, its dictionary. When the dictionary is full, the epoch ends, and the
+// next one begins with an empty dictionary. An epoch is the seq of its first row; rows from there on use
+// words of this epoch or of later ones only. So when the mark of the chain has reached the epoch of newer
+// words, no row uses older ones, and removeWords deletes them without counting uses. The price is that
+// texts that are still common are stored again in each epoch.
 
 // Bounds of what a writer has in memory and of the chains of a log.
 const (
@@ -43,9 +43,8 @@ var insertRows = [...]int{16, 4, 1}
 // that of Run, of a migration or of a salvage. Its caller begins and ends the transactions, and
 // calls forget after one that failed.
 //
-// The chains in memory are what the transaction is going to have on disk: add changes them at once, and
-// updateChains writes those that changed, behind the rows. The triggers therefore compare each row with
-// the last of its chain as it was before the batch.
+// add changes the chains in memory at once. updateChains writes those that changed after the rows of the
+// batch, so the triggers compare each row with its chain as it was before the batch.
 type writer struct {
 	conn  *sql.Conn
 	logID string
@@ -59,8 +58,8 @@ type writer struct {
 
 	grownState, grownCalls int64 // bytes that the newest insert added to the chains
 
-	// The mark of chains that are made: rows below it are gone. A migration and a salvage take it from the
-	// old log; in a new log it is 0.
+	// The mark that new chains get: rows below it are gone. A migration and a salvage take it from the old
+	// log; otherwise it is 0.
 	newMark   uint64
 	nextChain int64
 	nextWord  int64
@@ -92,8 +91,8 @@ func createTables(ctx context.Context, conn *sql.Conn, id string, oldLast uint64
 	return err
 }
 
-// newWriter prepares the statements and reads the chains. It keeps only the first error of the many
-// statements; after it, prepare does nothing.
+// newWriter prepares the statements and reads the chains. After the first error, prepare does nothing, so
+// that the error is checked once.
 func newWriter(ctx context.Context, conn *sql.Conn) (_ *writer, err error) {
 	w := &writer{conn: conn, maxChains: maxChains}
 	defer func() {
@@ -188,15 +187,15 @@ func readChains(ctx context.Context, db queryer) (list []*chain, err error) {
 func (w *writer) forget() { w.chains = nil }
 
 // insert inserts events whose Seq and CreatedMS are set, in ascending order, and updates their
-// chains. It runs inside a transaction. Rows are gathered in the arguments of a few large statements; words
-// are inserted one at a time on the way, since they are rare.
+// chains. It runs inside a transaction. Each statement inserts up to 16 rows (insertRows); words, which
+// are rare, are inserted one at a time before their row.
 func (w *writer) insert(ctx context.Context, events []kernel.Event) error {
 	if w.chains == nil {
 		if err := w.load(ctx); err != nil {
 			return err
 		}
 	}
-	// Enough for a hash and a trace id of each event, so that blob does not allocate.
+	// Space for a hash and a trace id of each event, so that blob does not allocate.
 	if need := len(events) * 2 * hashSize; cap(w.blobs) < need {
 		w.blobs = make([]byte, 0, need)
 	}
@@ -322,9 +321,9 @@ func (w *writer) chain(ctx context.Context, tenant string, class Class) (*chain,
 }
 
 // dropEmptyChains deletes the chains of tenants whose events are all gone. log.last remembers
-// the newest of them: their numbers must not be given again, and CanResume needs it. It waits until the
-// places are needed, since a tenant that comes back continues its chain. Chains that this transaction has
-// made (last is 0) are about to get rows.
+// the newest of them: their numbers must not be given again, and CanResume needs it. It is called when
+// maxChains is reached and not before, since a tenant that comes back continues its chain. Chains that
+// this transaction has made (last is 0) stay, because they are about to get rows.
 func (w *writer) dropEmptyChains(ctx context.Context) error {
 	var last uint64
 	dropped := 0
@@ -385,8 +384,8 @@ func (w *writer) word(ctx context.Context, c *chain, seq uint64, key word) (id i
 	return id, nil
 }
 
-// dropWords removes the words of all other chains from memory, where the next row of each reads them again.
-// To drop only those that were used least would need an order of use, kept up to date by each call.
+// dropWords removes the words of all other chains from memory; a chain reads its words again for its next
+// row. Dropping only the words that were used least would need an order of use, which each call updates.
 func (w *writer) dropWords(c *chain) {
 	for _, other := range w.chains {
 		if other != c {
@@ -422,8 +421,8 @@ func (w *writer) readWords(ctx context.Context, c *chain) error {
 	return nil
 }
 
-// removeWords deletes the words of a chain that no row is left to use: of all epochs below the newest one
-// that the mark has reached, or of all if the chain is empty. It also takes their bytes off the chain.
+// removeWords deletes the words of a chain that no row uses any more: those of all epochs below the newest
+// one that the mark has reached, or all if the chain is empty. It subtracts their bytes from the chain.
 func (w *writer) removeWords(ctx context.Context, c *chain) error {
 	if c.class != ClassCalls {
 		return nil
