@@ -110,7 +110,7 @@ func isHeaderSafe(s string) bool {
 func (b *bridge) parseRefusal(resp *http.Response, m *message, s sessionRef) (*http.Response, error) {
 	raw, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
 	_ = resp.Body.Close()
-	// Streamable HTTP of MCP: 404 for a request with a session id means that it is unknown.
+	// MCP 2025-11-25, Streamable HTTP: a server answers 404 if it does not know the session id.
 	if resp.StatusCode == http.StatusNotFound && s.id != "" {
 		return nil, errSessionLost
 	}

@@ -146,7 +146,7 @@ func (r *retries) wait(ctx context.Context, b *bridge, m *message, err error) bo
 		return false
 	}
 	b.noteOutage()
-	// What may have run is repeated once, and only if it reads or the relay says that it may be.
+	// A request that may have run is repeated once at most, and only if it reads or the relay allows it.
 	if !b.hasRecentOutage() || !outage.notSent && (r.resent || !outage.retryable && !b.isReadOnly(m)) {
 		return false
 	}

@@ -52,8 +52,8 @@ type bridge struct {
 
 	mu       sync.Mutex          // protects the fields below
 	inFlight map[string]*request // by the JSON of the id: 1 and "1" are different ids
-	// pending is not the length of inFlight: an id is free before its request has ended, and a stream
-	// of subscriptions/listen does not count.
+	// pending is not the length of inFlight: a client may use an id again before its request has ended
+	// here, and a stream of subscriptions/listen does not count.
 	pending int // requests that end by themselves and have not ended
 	session session
 

@@ -30,7 +30,8 @@ const (
 //	no session ── initialize ──> open ── errSessionLost, renewSession ──> open, with another id
 //	open ── initialize, end of Serve ──> no session (closeSession)
 //
-// A server that answers initialize without a session id has none to lose: the version alone is sent.
+// If the server answers initialize without a session id, the bridge sends the protocol version only, and
+// there is no session to lose.
 type session struct {
 	sessionRef
 	initMessage   *message        // the client's initialize, to open a new session with
@@ -215,7 +216,7 @@ func (b *bridge) renewSession(ctx context.Context, lost string) error {
 		return err
 	}
 	s := b.currentSession()
-	// The answer to initialize was an error. It is not passed on: the client has not asked.
+	// The answer to initialize was an error. It is not passed on, since the client has sent no request.
 	if s.id == lost {
 		return errSessionLost
 	}

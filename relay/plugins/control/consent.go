@@ -72,8 +72,7 @@ func (p *Plugin) setConsent(ctx context.Context, r *kernel.Request, a *args, act
 	if p.opt.Consents == nil {
 		return nil, errNoConsents
 	}
-	// A consent can be taken back also if the manifest cannot be read any more, so only allow needs
-	// what Show says.
+	// Only allow needs the manifest. A consent must be revocable when it cannot be read any more.
 	now, err := p.opt.Consents.Show(a.Name)
 	switch {
 	case err != nil && action == "allow":

@@ -146,7 +146,7 @@ type Options struct {
 type Plugin struct {
 	opt     Options
 	started time.Time
-	// Slots are channels and not locks, so that a caller whose context ends stops waiting.
+	// The slots are channels, since a caller that waits for a mutex could not give up when its context ends.
 	changeSlot chan struct{} // capacity 1: held while a change is made
 	loadSlots  chan struct{} // capacity maxLoading: held by loads and unloads in progress
 }
@@ -347,8 +347,8 @@ const appendTimeout = 2 * time.Second
 // change makes a change and appends its event, with the change slot held. uri is the
 // resource that changes.
 //
-// The audit record is written before the slot is acquired, so that a slow disk delays this caller and no
-// other change. Records may therefore be in another order than the changes; the events are not.
+// The audit record is written before the slot is acquired, so that a slow disk delays only this caller.
+// Records may therefore be in another order than the changes; events are in the order of the changes.
 //
 // A change whose event cannot be appended stays in force, and the error says so: undoing it
 // could fail as well. Subscribers are notified before the append, which may take long.

@@ -63,7 +63,7 @@ func countBoards(all []kernel.PluginInfo) (n int) {
 
 // plugins is a page of the loaded plugins, in the order of their names, after one name.
 func (p *Plugin) plugins(after string, limit int) any {
-	// In the order of the names, which are unique: a name is a cursor that stays right while boards
+	// The last name of a page is its cursor. Names are unique and sorted, so it stays right while boards
 	// come and go.
 	all := p.opt.Kernel.Info().Plugins
 	out := pluginsAnswer{Total: len(all), Boards: countBoards(all), Plugins: []pluginRow{}}
@@ -95,9 +95,8 @@ func (p *Plugin) plugin(name string) (any, error) {
 }
 
 // pluginsResource is the content of PluginsURI: first the plugins that are no boards, with their
-// manifests, then some of the boards.
-// A manifest that does not fit what is left of maxManifestBytes is left out; a smaller one after it
-// may be shown all the same.
+// manifests, then some of the boards. A manifest that is larger than the rest of maxManifestBytes is left
+// out; a smaller one after it may still be shown.
 func (p *Plugin) pluginsResource() (any, error) {
 	all := p.opt.Kernel.Info().Plugins
 	out := pluginsAnswer{Total: len(all), Plugins: []pluginRow{}}

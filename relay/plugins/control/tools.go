@@ -284,9 +284,8 @@ func subscriptions(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (an
 }
 
 // load loads or unloads a plugin, which may take seconds. It acquires the change slot only
-// afterwards, for the event, so that other changes do not wait.
-// Beyond maxLoading it refuses at once instead of waiting: a caller that waits could use up its
-// call before its plugin begins to start.
+// afterwards, for the event, so that other changes do not wait. Beyond maxLoading it refuses at once: a
+// caller that waits could use up its kernel.CallBudget before its plugin begins to start.
 func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action string, do func(Plugins, context.Context, string) error) (any, error) {
 	if p.opt.Plugins == nil {
 		return nil, manifest.E(manifest.BadRequest, "this relay loads no plugins; give it a plugin directory with --plugin-dir")
@@ -303,7 +302,7 @@ func (p *Plugin) load(ctx context.Context, r *kernel.Request, a *args, action st
 	if err := do(p.opt.Plugins, ctx, a.Name); err != nil {
 		return nil, err
 	}
-	// The plugin has changed whatever became of the caller, so the event does not end with ctx.
+	// The plugin has changed, so its event is stored even if the caller has given up.
 	err := p.apply(context.WithoutCancel(ctx), r, EventPlugin, PluginsURI, Change{Action: action, Name: a.Name}, func() error { return nil })
 	return map[string]string{"name": a.Name}, err
 }
@@ -338,8 +337,8 @@ func configureLog(ctx context.Context, p *Plugin, r *kernel.Request, a *args) (a
 	}{previous, p.opt.Level.Level()}, err
 }
 
-// health answers kernel.health.get.
-// Its status is degraded while there is any problem, not only in a relay without its event log.
+// health answers kernel.health.get. Its status "degraded" says that there is any problem, not only that the
+// relay runs without its event log, as that word means elsewhere.
 func health(_ context.Context, p *Plugin, _ *kernel.Request, _ *args) (any, error) {
 	s := p.opt.Kernel.Stats()
 	problems := []string{}

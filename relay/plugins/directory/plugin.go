@@ -5,8 +5,8 @@
 //	err := k.Load(p, false)
 //	err = p.Run(ctx) // notifies subscribers of changes
 //
-// The plugin has no state: every answer is made of the kernel's presence and of the registry, both in
-// memory, so that calls may run at the same time and in the goroutines of their callers.
+// The plugin has no state: an answer is made of the kernel's presence and of the registry, both in memory.
+// So calls may run at the same time, in the goroutines of their callers.
 package directory
 
 import (
@@ -210,7 +210,7 @@ func (p *Plugin) list(c *kernel.Caller) []Entry {
 			if !ok {
 				continue
 			}
-			// The registry decides: an operator may have named the device since it came online.
+			// The registry is newer: an operator may have named the device since it came online.
 			e.Name, e.NameSet, e.Tags, e.Description = n.Name, &n.NameSet, n.Tags, n.Description
 		}
 		list = append(list, e)

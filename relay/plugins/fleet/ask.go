@@ -11,16 +11,16 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// A question to a board passes these limits, in this order:
+// A question to a board has to pass these limits, in this order. In parentheses is the reason that the
+// answer gives for a board that did not:
 //
 //	share of the identity    maxAskingCalls; a call beyond it is refused with E_RATE_LIMITED
-//	slots of the tenant      maxAsked and maxSlow; a question waits until the time of its call is over
+//	slots of the tenant      maxAsked and maxSlow; a question waits as long as its call has time
 //	                         (not_asked)
 //	limits of the tool       rate and concurrency, in the kernel; the question is refused (busy)
-//	time of the board        askTimeout, or what the tool has instead (no_answer)
+//	time of the board        askTimeout, or another timeout of the tool (no_answer)
 //
-// The share is counted before any slot is taken: otherwise one agent with many calls could keep all
-// slots of its tenant.
+// The share comes first, so that one agent with many calls cannot hold all slots of its tenant.
 
 // Bounds of a call that asks many boards.
 const (
@@ -34,8 +34,8 @@ const (
 // audit record and event apply. Invisible characters are left to the kernel's treatment of the
 // plugin's answer.
 func (p *Plugin) callBoard(ctx context.Context, r *kernel.Request, tool string, args json.RawMessage) (*kernel.Result, error) {
-	// The trace id goes on to the board only if the caller sent it. ConnID lets the stages see the same
-	// connection as for the outer call. Session is for a tool that sends to the client.
+	// ConnID: the stages see the same connection as for the outer call. TraceID and Traced: the board gets
+	// the trace id only if the caller sent one. Session is for a tool that sends to the client.
 	return p.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: tool, Arguments: args, ConnID: r.ConnID,
 		TraceID: r.TraceID, Traced: r.Traced, Stream: r.Stream, Session: r.Session, Inner: true})
 }
@@ -64,7 +64,7 @@ func (p *Plugin) askBoards(ctx context.Context, r *kernel.Request, questions []q
 		defer mu.Unlock()
 		onAnswer(questions[i], res, err)
 	})
-	// Without the lock: each has returned, so that no answer comes meanwhile.
+	// Without the lock: all calls have returned, so no other answer comes.
 	for _, q := range questions[started:] {
 		onAnswer(q, nil, errNotAsked)
 	}
@@ -109,15 +109,15 @@ func (p *Plugin) acquire(s share, limit int, refusal *manifest.Error) (release f
 	return func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		// The map has entries of calls in progress only, so identities that come and go leave nothing.
+		// An entry is deleted with its last call, so identities that come and go do not fill the map.
 		if p.used[s]--; p.used[s] == 0 {
 			delete(p.used, s)
 		}
 	}, nil
 }
 
-// boardTool returns the tool of a board with a kind and a verb; ok is false if it has announced none.
-// It is also false if the store cannot be read, which it has to be for a board that is not connected.
+// boardTool returns the tool of a board with a kind and a verb; ok is false if it has announced none. ok is
+// false as well if its tools cannot be read, which for a board that is not connected are in the store.
 func (p *Plugin) boardTool(ctx context.Context, tenant, nodeID, kind, verb string) (name string, ok bool) {
 	list, err := p.opt.Boards.Tools(ctx, tenant, nodeID)
 	if err != nil {
@@ -126,9 +126,8 @@ func (p *Plugin) boardTool(ctx context.Context, tenant, nodeID, kind, verb strin
 	return toolOf(list, kind, verb)
 }
 
-// toolOf returns the first tool of a kind and a verb.
-// A board may have several capabilities of a kind; the figures are those of the first that it
-// announced.
+// toolOf returns the first tool of a kind and a verb. If a board has several capabilities of a kind, its
+// figures are those of the one that it announced first.
 func toolOf(list []manifest.Tool, kind, verb string) (name string, ok bool) {
 	for i := range list {
 		if list[i].Kind.Name == kind && list[i].Verb.Name == verb {

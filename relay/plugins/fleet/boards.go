@@ -36,9 +36,8 @@ const (
 	Offline Status = "offline"
 )
 
-// Board is a board as the relay knows it.
-// It is a copy: the board may go offline before a call reaches it, and the kernel's error then says so.
-// Tags may be shared with other copies and are read only.
+// Board is a board as the relay knows it. It is a copy: the board may go offline before a call reaches it,
+// and the kernel's error then says so. Tags may be shared with other copies and must not be changed.
 type Board struct {
 	ID             string
 	Name           string
@@ -62,8 +61,8 @@ func (b *Board) Label() string {
 // Resolve finds the board of a tenant that ref names: by its exact id, then its exact name, then as
 // the only one whose id begins with ref. The error is a *manifest.Error; boards of other tenants
 // are answered like boards that do not exist.
-// Ids and names are in lower case, and ref is taken in either. A start that several boards have is an
-// error with their ids: a guess could send a call to the wrong board.
+// Ids and names are in lower case; the case of ref does not matter. If the ids of several boards begin with
+// ref, the error names them: a guess could send a call to the wrong board.
 func Resolve(boards Boards, tenant, ref string) (Board, error) {
 	ref = strings.ToLower(ref)
 	if b, ok := boards.Lookup(tenant, ref); ok {

@@ -12,8 +12,8 @@ import (
 )
 
 // fleet.call translates a board's name and a short tool name into the full name of a tool, and calls
-// that through the kernel. It checks neither the status of the board nor the arguments of the tool: the
-// kernel does, and its error for a board that is offline says when it was seen last.
+// that through the kernel. The kernel checks whether the board is online and the arguments are valid; its
+// error for a board that is offline says when it was seen last.
 
 // maxToolName bounds the name of a tool in arguments: the longest one, and some more for flat names
 // with a client's prefix.
@@ -58,8 +58,8 @@ func (p *Plugin) callOne(ctx context.Context, r *kernel.Request) (*kernel.Result
 	if !ok {
 		return nil, p.unknownTool(r, &b, list)
 	}
-	// The kernel refuses this as well, but its error advises an Accept header, which does not help here: plain
-	// HTTP has streams of the boards' own tools only.
+	// The kernel refuses this as well, but its error advises an Accept header. That does not help with
+	// fleet.call: over plain HTTP only the boards' tools, by their full names, can be streams.
 	if t.Verb.Stream() && !r.Stream {
 		return nil, &manifest.Error{Code: manifest.BadRequest, Reason: "unary_on_stream", ShowReason: true,
 			Message: "this tool is a stream: call it by its full name " + t.Kind.Short + ".NODE_ID.CAPABILITY." + t.Verb.Name + " with Accept: text/event-stream, or call snapshot for one reading"}

@@ -94,8 +94,8 @@ func (p *Plugin) describe(ctx context.Context, r *kernel.Request) (*kernel.Resul
 	return answer(d)
 }
 
-// jsonSize is the length of a value's JSON.
-// A value that cannot be encoded counts as too large, and answer reports the error.
+// jsonSize is the length of a value's JSON. A value that cannot be encoded counts as too large; encoding the
+// answer then fails as well, and reports the error.
 func jsonSize(v any) int {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -107,8 +107,7 @@ func jsonSize(v any) int {
 // askDescription asks the board for its information and its figures, both at a time.
 func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board, list []manifest.Tool, d *description) error {
 	parts := []struct{ part, kind, verb string }{
-		// Figures of frames and of modules both go through the cache, so that a following fleet.find
-		// does not ask again.
+		// Figures are stored in the cache, so that a fleet.find soon afterwards does not ask again.
 		{"info", manifest.KindInfo, manifest.VerbGet},
 		{"figures", manifest.KindMetrics, manifest.VerbSnapshot},
 		{"modules", manifest.KindModules, manifest.VerbRead},
@@ -126,8 +125,7 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 			questions = append(questions, question{tool, i})
 		}
 	}
-	// All parts are asked even if the cache has the figures: who describes a board wants to know how it
-	// is now.
+	// All parts are asked for even if the cache has the figures: a description says how the board is now.
 	err := p.askBoards(ctx, r, questions, func(q question, res *kernel.Result, err error) {
 		part := parts[q.about]
 		switch {
@@ -152,7 +150,8 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	}
 	now := p.opt.Now()
 	f := p.figures.get(p.opt.Boards, p.cacheKey(r, b.ID), now)
-	// Without the scope the kernel has refused each question, but the cache may have what others asked.
+	// Without the scope the kernel has refused the questions, but the cache may have answers that other
+	// callers got.
 	if r.Caller.Has(manifest.ScopeCallReadOnly) {
 		d.addFigures(&f, &shown, now)
 		d.Modules = f.modules()
@@ -160,8 +159,8 @@ func (p *Plugin) askDescription(ctx context.Context, r *kernel.Request, b *Board
 	return nil
 }
 
-// readClock reads the clock of a board from its answer to system.info; nil if it has none.
-// The offset includes the way of the answer, so it is as exact as the link is quick.
+// readClock reads the clock of a board from its answer to system.info; nil if it has none. The offset
+// includes the time that the answer took to come here.
 func readClock(info []byte, now time.Time) *clock {
 	var v struct {
 		TimeMS       *int64 `json:"time_ms"`

@@ -61,7 +61,7 @@ const (
 	maxEventsBytes  = 32 << 10 // of one answer with a limit
 	maxEventText    = 300      // characters of a text that a board or a caller wrote
 	maxEventTickets = 32       // tickets whose events count as those of their board
-	// eventsTime is for the search and for the wait until it may begin: the relay runs two at a time.
+	// eventsTime is for the search and for the wait before it, since the relay bounds searches in progress.
 	eventsTime = 3500 * time.Millisecond
 )
 
@@ -147,8 +147,8 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	defer cancel()
 	out := eventsAnswer{Events: []json.RawMessage{}}
 	isFull, used, oldest := false, 0, int64(0)
-	// The rows are made while the log is read, which holds a connection of its reader: eventRow looks
-	// things up in memory only.
+	// The callback runs while a read transaction of the log is open, so eventRow must be quick: it uses
+	// what is in memory only.
 	next, err := p.opt.Events.Newest(ctx, q, func(e kernel.Event) bool {
 		row, ok := p.eventRow(&e)
 		if !ok {
@@ -186,9 +186,7 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 		switch isNamed := slices.Contains(args.Topics, topic.name); {
 		case caller.HasTopic(topic.name) && (isNamed || len(args.Topics) == 0):
 			q.Types = append(q.Types, topic.types...)
-		// A call that names no topic gets those of its token. A named topic that the token lacks is
-		// refused: an empty page would look as if there had been no alert.
-		case isNamed:
+		case isNamed: // an empty page would look as if there had been no such event
 			return q, errTopic
 		}
 	}
@@ -208,7 +206,7 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 		if err != nil {
 			return q, err
 		}
-		// An empty page would look as if nothing had happened.
+		// Refused, since an empty page would look as if nothing had happened.
 		if since.After(now) {
 			return q, errNotPast("since", now)
 		}
@@ -216,8 +214,8 @@ func (p *Plugin) eventQuery(caller *kernel.Caller, args *eventsArguments) (Event
 	}
 	position, err := readCursor(args.Cursor)
 	if err == nil && position != "" {
-		// 63 bits, as sequence numbers are signed integers in SQLite. A cursor of fleet.find is no
-		// number.
+		// 63 bits, since SQLite's integers are signed. A cursor of fleet.find is not a number, and is
+		// refused.
 		if q.Before, err = strconv.ParseUint(position, 10, 63); err != nil || q.Before == 0 {
 			err = errCursor
 		}

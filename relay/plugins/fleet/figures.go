@@ -12,10 +12,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// Besides its history (query_now.go), a board has two sources of figures, which differ in cost: a
-// metrics frame (metrics.snapshot, or a frame of an open stream) has what the board samples anyway,
-// while system.modules reads sensors. Either delivers all of its figures at once, and says by their
-// absence what the board does not measure. So a figure is in one of three states:
+// Besides its history (query_now.go), a board has two sources of figures. A metrics frame
+// (metrics.snapshot, or a frame of an open stream) has what the board samples anyway; system.modules costs
+// more, because it reads sensors. Either has all of its figures in one answer: what is absent there is not
+// measured. So a figure is in one of three states:
 //
 //	value         time
 //	a number      at most maxFigureAge ago   known
@@ -125,7 +125,7 @@ func (f *figures) readFrame(raw []byte, at time.Time) {
 		}
 	}
 	i := metricIndex("mem_pct")
-	// A frame has bytes. A total of 0 or none makes this NaN or infinite, which is not possible.
+	// A frame has bytes. Without a total this is NaN or infinite, and possible makes it NaN.
 	f.values[i] = metrics[i].possible(math.Round(1000*number(v["mem_bytes"])/number(v["mem_total_bytes"])) / 10)
 }
 
@@ -189,7 +189,7 @@ func (p *Plugin) cacheKey(r *kernel.Request, nodeID string) string {
 	if !p.opt.Differs() {
 		return nodeID
 	}
-	// NUL is in none of the parts, so that two callers cannot have the same key.
+	// None of the parts contains NUL, so the keys of two callers differ.
 	return strings.Join([]string{r.Caller.Tenant, r.Caller.Actor, r.Caller.Transport, r.ConnID, nodeID}, "\x00")
 }
 
@@ -202,8 +202,8 @@ func (c *figureCache) get(boards Boards, key string, now time.Time) figures {
 		*f = *known
 	}
 	c.mu.Unlock()
-	// cpu_pct stands for all figures of frames, which come together. After a question about the history
-	// it may be newer than the others; then a frame is passed over, and the board is asked for them.
+	// The time of cpu_pct is used for all figures of frames, which come together. A value from the history
+	// may have made it newer than the others: then the frame is not used, and the board may be asked.
 	if frame, at, ok := boards.Frame(key); ok && at.After(f.at(metricIndex("cpu_pct"))) {
 		f.readFrame(frame, at)
 	}
@@ -227,9 +227,9 @@ func (c *figureCache) put(key, kind string, answer []byte, now time.Time) {
 	}
 }
 
-// putValues is put for values that are known from elsewhere, by index in metrics. NaN says nothing. The
-// values get the time of the answer and not that of the sample, which may be maxFigureAge older, or
-// freshWearTime.
+// putValues is put for values of a board's history, by index in metrics. NaN is skipped: it does not say
+// whether the board measures it. The values get the time of the answer, although the sample may be older
+// by maxFigureAge, or by freshWearTime.
 func (c *figureCache) putValues(key string, values []float64, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,7 +258,7 @@ func (c *figureCache) boardLocked(key string, now time.Time) *figures {
 }
 
 // evictLocked drops the boards of which every figure is too old, or all boards if the cache is full of
-// newer ones. mu is held. It looks at all entries, but only for a board that is new to a full cache.
+// newer ones. mu is held. It reads all entries, but is called only when a board is new to a full cache.
 func (c *figureCache) evictLocked(now time.Time) {
 	for id, f := range c.boards {
 		if now.Sub(time.UnixMilli(slices.Max(f.times[:]))) > maxFigureAge {

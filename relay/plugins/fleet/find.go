@@ -17,7 +17,7 @@ import (
 
 // Bounds of fleet.find.
 const (
-	// maxFound is more rows than MaxAnswer holds: a model that wants many gets what fits, and a cursor.
+	// maxFound is more rows than fit into MaxAnswer: the answer has those that fit, and a cursor.
 	maxFound     = 50
 	defaultFound = 20
 )
@@ -136,7 +136,7 @@ func (p *Plugin) findWhere(ctx context.Context, r *kernel.Request, where string,
 	if err != nil {
 		return nil, err
 	}
-	// The slice is reused: a board is written at or below the index that was just read.
+	// In place: a board is written at or below the index that was just read.
 	matched := boards[:0]
 	for i := range boards {
 		switch c.eval(&list[i].figures) {

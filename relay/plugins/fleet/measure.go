@@ -7,10 +7,10 @@ import (
 	"agentctl/relay/kernel"
 )
 
-// measure asks in two rounds, one for each of sources. Before each round needs is asked again, with
-// what is known by then, so that the second round leaves out the boards that the first one has decided.
-// All questions of a round run at a time, within the slots of the tenant; askBoards delivers their
-// answers one at a time, so that list needs no lock.
+// measure asks boards in two rounds, one for each of sources. needs decides before each round, so that the
+// second one leaves out boards for which the figures of the first are enough. The questions of a round run
+// at the same time, within the slots of the tenant. askBoards delivers the answers one at a time, so that
+// list needs no lock.
 
 // measured is what measure found out about a board.
 type measured struct {
@@ -35,7 +35,7 @@ var sources = []struct {
 func (p *Plugin) measure(ctx context.Context, r *kernel.Request, boards []Board, needs func(f *figures, modules bool) bool) ([]measured, error) {
 	ctx, cancel := context.WithTimeout(ctx, askAllTimeout)
 	defer cancel()
-	// The same time for all rounds: a figure that was fresh at first does not become too old meanwhile.
+	// One time for both rounds, so that a figure that was fresh in the first is so in the second.
 	now := p.opt.Now()
 	list := make([]measured, len(boards))
 	for i := range boards {

@@ -30,8 +30,8 @@ func fitRows[T any](rows []T, max int) (list []json.RawMessage, err error) {
 
 // makeCursor makes the opaque cursor of a page that continues after a position. readCursor returns
 // the position, "" for the first page.
-// A cursor needs no signature and the relay keeps nothing for it: it says where a page of the caller's
-// own boards or events begins, and a made-up one shows nothing else.
+// It needs no signature: it only says where a page of what the caller may see begins. The relay keeps
+// nothing for it.
 func makeCursor(position string) string {
 	return base64.RawURLEncoding.EncodeToString([]byte(position))
 }

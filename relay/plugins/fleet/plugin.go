@@ -31,9 +31,11 @@
 //
 // Answers have at most MaxAnswer bytes, a budget of a model's context. Those of fleet.describe,
 // fleet.watch and fleet.events with a limit have other bounds.
+//
 // # Time
 //
-// The kernel drops an answer that comes after kernel.CallBudget (5 s), so each tool stops before:
+// The kernel drops an answer that comes after kernel.CallBudget (5 s), so a tool that asks many boards or
+// searches the event log stops before:
 //
 //	fleet.find, fleet.describe   askAllTimeout for all boards, askTimeout for one
 //	fleet.query                  allTime for all its steps
@@ -48,9 +50,9 @@
 // # Trust
 //
 // Answers have text of boards (proposed names, models, alerts), which a model might take for
-// instructions; the plugin's manifest marks them as untrusted. Errors of this package have names of
-// operators, ids and its own words only, and repeat no argument. A number that a metric cannot have is
-// dropped where it comes in (metric.possible).
+// instructions; the plugin's manifest marks them as untrusted. Errors are not marked, so those of this
+// package have ids, names that operators gave, and constant text, and do not repeat an argument. A value
+// that a metric cannot have is dropped when it is read (metric.possible).
 package fleet
 
 import (
@@ -144,12 +146,12 @@ func (p *Plugin) Run(ctx context.Context) error {
 
 // Manifest implements kernel.Plugin.
 func (p *Plugin) Manifest() *kernel.Manifest {
-	// No tool has an output schema: clients would pass it to the model, and all texts of the toolset
-	// have 2,000 tokens. Inline saves a goroutine for each call, and is right since the tools obey
-	// their context.
+	// No tool has an output schema: clients would pass it to the model, and the toolset has a budget of
+	// tokens (TestToolsetSize). Inline saves a goroutine for each call; the tools return when their context
+	// ends, as it requires.
 	m := &kernel.Manifest{Name: Name, Version: "1.0.0", Inline: true, Forwards: true, Untrusted: true, MaxConcurrency: maxCalls}
 	for _, t := range tools() {
-		// ReadOnly is true of fleet.call as well: the kernel refuses a board's tool of another class.
+		// fleet.call is ReadOnly as well: the kernel refuses a board's tool of another class.
 		m.Tools = append(m.Tools, &kernel.Tool{Name: t.name, ToolInfo: &kernel.ToolInfo{
 			Title: t.title, Description: t.description, InputSchema: t.input.Schema(), CheckArguments: t.input.Check,
 			SafetyClass: manifest.ReadOnly, Scope: t.scope, Streams: t.streams, MayStream: t.mayStream, Group: kernel.GroupFleet,
@@ -165,7 +167,7 @@ func (p *Plugin) Call(ctx context.Context, r *kernel.Request) (*kernel.Result, e
 			return t.call(ctx, p, r)
 		}
 	}
-	// Only a mistake of this program leads here. The kernel converts the panic to an error.
+	// A bug of the relay. The kernel converts the panic to an error.
 	panic("fleet: the kernel routed a tool that this plugin does not have")
 }
 

@@ -20,9 +20,9 @@ import (
 
 // Times of a query.
 const (
-	// allTime is for all questions of a query. The rest of kernel.CallBudget is for the answer: an answer
-	// that comes later is lost. The steps may take longer together, with models and changes; then the changes
-	// that are missing are left out.
+	// allTime is for all questions of a query; the rest of kernel.CallBudget is for the answer, which is
+	// lost if it comes later. The times below may add up to more, with models and changes: then changes
+	// are left out.
 	allTime    = 4600 * time.Millisecond
 	queryTime  = 3300 * time.Millisecond // for the values of all boards
 	boardTime  = 2500 * time.Millisecond // for one board: a page of history takes 2 s at most
@@ -83,8 +83,7 @@ func (p *Plugin) query(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	} else {
 		p.askPast(ctx, r, q, boards, totals)
 	}
-	// Models are asked for after the values, since less is lost without one: its board counts in the
-	// group unknown.
+	// Models come after the values, because a board without a model still counts, in the group noModel.
 	p.assignGroups(ctx, r, q, boards)
 	named := rank(q, boards)
 	p.findChanges(ctx, r, q, boards, named, now)
@@ -104,7 +103,7 @@ func (p *Plugin) askPast(ctx context.Context, r *kernel.Request, q *queryPlan, b
 	ctx, cancel := context.WithTimeout(ctx, queryTime)
 	defer cancel()
 	started := p.slots.each(ctx, r.Caller.Tenant, len(asked), boardTime, func(ctx context.Context, i int) {
-		// Each board has its own element, so only totals needs a lock.
+		// Each goroutine writes one element of boards, so only totals needs a lock.
 		b := asked[i]
 		values, err := p.boardHistory(ctx, r, b.board.ID, h)
 		if err != nil {
@@ -152,8 +151,8 @@ func (p *Plugin) findChanges(ctx context.Context, r *kernel.Request, q *queryPla
 	defer cancel()
 	p.slots.each(ctx, r.Caller.Tenant, len(named), changeTime, func(ctx context.Context, i int) {
 		b := &boards[named[i]]
-		// A top of more than half of the boards has some on the other side of the median; since when
-		// they are there is of no use.
+		// If top is more than half of the boards, some of them are on the other side of the median. For
+		// these a time is of no use.
 		up := b.values[0] > usual
 		if math.Abs(b.values[0]-usual) <= noticeable*math.Abs(usual) || up != (q.top > 0) {
 			return

@@ -100,8 +100,8 @@ func (p *Plugin) askHistory(ctx context.Context, r *kernel.Request, tool string,
 	if e := manifest.AsError(err); err == nil || e.Code != manifest.DeadlineExceeded || e.Reason != "device" || h.points() > 1 {
 		return values, err
 	}
-	// Parts of a day are two hours. A question with more steps than one is not split: its board has no
-	// value.
+	// A day has parts of two hours. A question with more than one step is not split (above): then the board
+	// has no value.
 	const parts = 12
 	small := *h
 	small.step = (h.step + parts - 1) / parts
@@ -267,7 +267,7 @@ func (m *metric) possible(v float64) float64 {
 	case "wear_pre_eol":
 		low, high = 1, 3
 	}
-	// NaN fails both comparisons and stays NaN.
+	// NaN is in no range and stays NaN.
 	if v >= low && v <= high {
 		return v
 	}

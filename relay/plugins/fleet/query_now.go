@@ -50,7 +50,7 @@ func (p *Plugin) askNow(ctx context.Context, r *kernel.Request, q *queryPlan, bo
 	}
 	ctx, cancel := context.WithTimeout(ctx, nowTime)
 	defer cancel()
-	// Three tools at most: history, snapshot, modules.
+	// currentFigures calls three tools at most: history, snapshot, modules.
 	started := p.slots.each(ctx, r.Caller.Tenant, len(cold), 3*askTimeout, func(ctx context.Context, i int) {
 		b := cold[i]
 		f, err := p.currentFigures(ctx, r, b.board.ID, q.metrics)
@@ -202,7 +202,7 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 			b.group = []string{string(b.board.Status)}
 		case groupByModel:
 			model, ok := p.models.get(p.cacheKey(r, b.board.ID), now)
-			// The list is made here and not shared, so that the answer below can replace its element.
+			// A new slice for each board: the answer, below, replaces its element.
 			if b.group = []string{cmp.Or(model, noModel)}; !ok && b.board.Status == Online {
 				unknown = append(unknown, b)
 			}
@@ -221,7 +221,7 @@ func (p *Plugin) assignGroups(ctx context.Context, r *kernel.Request, q *queryPl
 func (p *Plugin) boardModel(ctx context.Context, r *kernel.Request, nodeID string) (string, error) {
 	name, ok := p.boardTool(ctx, r.Caller.Tenant, nodeID, manifest.KindInfo, manifest.VerbGet)
 	if !ok {
-		// Kept as well, so that a board of an older version is not tried again in each query.
+		// Cached too, so that a board of an older version is not tried again by each query.
 		p.models.put(p.cacheKey(r, nodeID), "", p.opt.Now())
 		return noModel, nil
 	}

@@ -235,8 +235,8 @@ func parseMoment(argument, s string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	// 12 to 14 digits are the years 1973 to 5138. Seconds since 1970 have 10 and are refused, not taken
-	// for a day in January 1970.
+	// Milliseconds since 1970: 12 to 14 digits are the years 1973 to 5138. Seconds have 10 digits and are
+	// refused, or they would be taken for a day in January 1970.
 	if ms, err := strconv.ParseInt(text, 10, 64); err == nil && len(text) >= 12 && len(text) <= 14 {
 		return time.UnixMilli(ms), nil
 	}

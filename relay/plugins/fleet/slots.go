@@ -76,8 +76,7 @@ func (s *askSlots) each(ctx context.Context, tenant string, n int, timeout time.
 	for ; started < n && ctx.Err() == nil; started++ {
 		i, l := started, &askLease{slots: t}
 		select {
-		// The slot comes before the goroutine, so that maxAsked and maxSlow bound these as well.
-		case t.fast <- struct{}{}:
+		case t.fast <- struct{}{}: // before the goroutine starts, so that the slots bound goroutines too
 		case <-ctx.Done():
 			return started
 		}

@@ -37,7 +37,7 @@ func nearest(all []Board, ref string) []string {
 		distance int
 	}
 	var found []candidate
-	// Half of a short text may differ at most: three letters that all differ are another word.
+	// Of a short text at most half may differ: a word of three other letters is not a typing error.
 	compared, limit := 0, min(maxDistance, len(ref)/2)
 	for i := range all {
 		b, d := &all[i], maxDistance+1
@@ -45,7 +45,8 @@ func nearest(all []Board, ref string) []string {
 		if b.NameSet && compared < maxCompared && (abs(len(label)-len(ref)) <= limit || isPart(label, ref)) {
 			compared++
 			if d = suggest.Distance(ref, label); isPart(label, ref) {
-				// A part is near enough in any case, but behind names with fewer differences.
+				// A label that contains ref, or the reverse, is always near enough; names with
+				// fewer differences come first.
 				d = min(d, limit)
 			}
 		}

@@ -81,7 +81,7 @@ func (p *Plugin) watch(ctx context.Context, r *kernel.Request) (*kernel.Result, 
 	if err != nil {
 		return nil, err
 	}
-	// The request is copied: it belongs to the kernel once this call has returned.
+	// A copy, since the kernel may reuse the request once this call has returned.
 	w := &watchStream{plugin: p, request: *r, metrics: list, seconds: cmp.Or(args.Seconds, defWatchSeconds), done: make(chan struct{})}
 	for i := range boards {
 		w.boards = append(w.boards, &watchedBoard{board: boards[i], why: statusReason(&boards[i]), seen: make([]observed, len(list))})
@@ -267,8 +267,8 @@ func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	if !ok {
 		return errNoTool
 	}
-	// Without the session of the caller: its client gets the frames of watchStream as progress, and
-	// nothing else.
+	// Without the caller's session, to which the board's stream would send its frames as progress:
+	// watchStream sends the only ones.
 	res, err := w.plugin.opt.Call(ctx, &kernel.Request{Caller: r.Caller, Tool: name, ConnID: r.ConnID, TraceID: r.TraceID, Traced: r.Traced, Stream: true, Inner: true,
 		Arguments: fmt.Appendf(nil, `{"interval_ms":%d}`, watchInterval.Milliseconds())})
 	if err != nil {
@@ -276,8 +276,8 @@ func (w *watchStream) followFrames(ctx context.Context, b *watchedBoard) error {
 	}
 	s := res.Stream
 	defer s.Close()
-	// One place: a notification that is already waiting stands for any number of later ones, since Next
-	// is called until nothing is left.
+	// Capacity 1: one pending notification is enough for any number of frames, since Next is called until
+	// none is left.
 	ready := make(chan struct{}, 1)
 	s.Notify(func() {
 		select {

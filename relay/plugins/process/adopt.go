@@ -24,17 +24,16 @@ import (
 	"agentctl/relay/plugins/sandbox"
 )
 
-// Adoption writes a manifest from a server's lists, and a person reviews it:
+// Adoption makes a manifest from a server's lists, for a person to review:
 //
 //	start    in the sandbox that the plugin will have, with an empty folder for data
 //	settle   the lists are read once they have not changed for listQuiet
-//	add      each tool, resource, template and prompt becomes a declaration that is checked by itself, so that
-//	         one that cannot be declared is left out, with the reason, and the others stay
+//	add      each tool, resource, template and prompt is checked separately: one that cannot be declared
+//	         is left out with the reason, and the others stay
 //	check    the whole manifest is parsed like one from a file
 //
-// Names, titles and descriptions are those of the server, made printable (text.go): from then on they
-// are text that the operator has accepted, and a digest of each tool shows whether the server changes
-// them.
+// Names, titles and descriptions are those of the server, made printable (text.go). The operator accepts
+// them with the manifest. A digest of each tool shows later whether the server has changed them.
 
 // AdoptOptions say which MCP server becomes a plugin. Name, Folder and Command must be given.
 type AdoptOptions struct {
@@ -144,7 +143,7 @@ func startServer(ctx context.Context, o AdoptOptions, pm *PluginManifest, home s
 	if err != nil {
 		return nil, err
 	}
-	// Only for policy: this Host runs nothing.
+	// This Host runs nothing: only its method policy is needed.
 	h := &Host{o: Options{Private: o.Private}}
 	ch := &child{name: o.Name, dir: o.Folder, program: prog, data: home, sandbox: !o.NoSandbox, user: o.User, stderr: stderr}
 	if ch.policy, err = h.policy(o.Folder, home, o.Sandbox); err != nil {
@@ -235,9 +234,9 @@ func (a *Adoption) leaveOut(name, reason string) {
 	a.LeftOut = append(a.LeftOut, LeftOut{oneLine(name, 64), reason})
 }
 
-// withoutCollisions leaves out tools whose names become the same.
+// withoutCollisions leaves out tools whose public names are the same, all of them: otherwise the order of
+// the server's list would decide which one a client reaches.
 func (a *Adoption) withoutCollisions(items []json.RawMessage) (kept []json.RawMessage) {
-	// None of them is kept: which one a client would reach would depend on their order.
 	count := make(map[string]int)
 	for _, raw := range items {
 		count[PublicName(a.Manifest.Name, nameOf(raw, "name"))]++

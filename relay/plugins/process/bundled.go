@@ -20,9 +20,9 @@ type Bundled struct {
 // dial starts a bundled plugin in a goroutine, which the returned channel's Close ends and waits for.
 func (b Bundled) dial(log *zap.Logger) func(context.Context) (*lineChannel, error) {
 	return func(context.Context) (*lineChannel, error) {
-		// A pipe without a buffer, with the write deadline that lineChannel needs.
+		// net.Pipe has write deadlines, which lineChannel needs.
 		ours, theirs := net.Pipe()
-		// Not the context of the dial, which ends with the handshake.
+		// Not derived from the context of the dial, which ends with the handshake.
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {

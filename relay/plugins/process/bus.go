@@ -38,8 +38,8 @@ import (
 
 // Bounds of a plugin on the bus.
 const (
-	// A request beyond maxBusRequests is refused and not queued, so that a plugin that asks in a loop
-	// holds no memory of the relay.
+	// A request beyond maxBusRequests is refused and not queued: a plugin that sends many at once must
+	// not fill the relay's memory.
 	maxBusRequests   = 16 // in flight
 	maxSubscriptions = 16 // of a connection
 
@@ -180,8 +180,8 @@ func (b *Bus) Refresh(plugin string) {
 	b.mu.Unlock()
 	for _, bc := range conns {
 		bc.mu.Lock()
-		// Both under the lock: consent returns the context of the old consent, which has ended, or that
-		// of the new one.
+		// Under one lock, so that a request gets either the old context, which has ended, or the new one
+		// (consent).
 		bc.withdraw()
 		bc.granted, bc.withdraw = context.WithCancel(bc.ctx)
 		if bc.isServed && !bc.isClosed {
@@ -243,7 +243,7 @@ func (bc *busConn) begin(ctx context.Context, caller *kernel.Caller, trace strin
 	if bc == nil {
 		return "", func() {}
 	}
-	// At least 128 random bits: another plugin cannot guess the token of a call.
+	// rand.Text has at least 128 random bits, so another plugin cannot guess the token of a call.
 	token = rand.Text()
 	bc.mu.Lock()
 	defer bc.mu.Unlock()
@@ -331,8 +331,8 @@ func (bc *busConn) callRights(granted context.Context, call *busCall, tenants []
 	if tenant != "" && tenant != c.Tenant || !covers(tenants, c.Tenant) {
 		return nil, errTenant
 	}
-	// Not derived from the call's context: its end as a deadline would count as a fault of the plugin
-	// that is called now. errRequestEnded is the cause instead.
+	// Not derived from the call's context: if its deadline ended this request, that would count as a
+	// fault of the plugin that is called now. The cause of the end is errRequestEnded instead.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(call.ctx))
 	end := func() { cancel(errRequestEnded) }
 	stopCall, stopGrant := context.AfterFunc(call.ctx, end), context.AfterFunc(granted, end)

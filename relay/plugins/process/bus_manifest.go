@@ -54,9 +54,8 @@ type Consentable struct {
 	Bus     DeclaredBus
 }
 
-// Consentable reads the manifest of a plugin, loaded or not.
-// The digest is of the same bytes as the Bus that is shown: a consent for what a person has read does
-// not extend to a manifest that was changed meanwhile.
+// Consentable reads the manifest of a plugin, loaded or not. Digest and Bus are of the same bytes, so that
+// a consent for what a person has read does not extend to a manifest that was changed meanwhile.
 func (h *Host) Consentable(name string) (*Consentable, error) {
 	s, err := h.open(name, tempFolders[0])
 	if err != nil {

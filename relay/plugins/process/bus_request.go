@@ -57,7 +57,7 @@ func (bc *busConn) handle(req *jrpc2.Request) (any, error) {
 	default:
 		return nil, busError(errBusy)
 	}
-	// Before the parameters are read, so that refused requests cost little.
+	// The rate is checked before the parameters are parsed, so that refused requests cost little.
 	if err := take(bc.member.requests, 1, "requests"); err != nil {
 		return nil, busError(err)
 	}
@@ -76,8 +76,7 @@ func (bc *busConn) handle(req *jrpc2.Request) (any, error) {
 		v, err := bc.subscribe(&p)
 		bc.audit(bc.noRights(&p), "subscribe", p.target(), err)
 		return v, busError(err)
-	// Needs no consent: a plugin may always ask for less.
-	case "unsubscribe":
+	case "unsubscribe": // without consent: it only gives something up
 		if !bc.unsubscribe(p.Subscription) {
 			return nil, busError(manifest.E(manifest.BadRequest, "no subscription has this id"))
 		}
@@ -245,8 +244,8 @@ func (bc *busConn) append(r *busRights, p *busParams) (any, error) {
 	return map[string]uint64{"seq": seq}, err
 }
 
-// take takes n from a limiter, or returns the error that says when to come back.
-// A refused request gives its reservation back, so that attempts do not push the next permit away.
+// take takes n from a limiter, or returns an error that says when to try again. A refused request gives
+// its reservation back, so that it does not delay the next one.
 func take(l *rate.Limiter, n int, what string) error {
 	now := time.Now()
 	r := l.ReserveN(now, n)

@@ -79,7 +79,7 @@ func (bc *busConn) subscribe(p *busParams) (any, error) {
 
 // subscribeTopics starts a subscription to topics in some tenants; nil: in all.
 func (bc *busConn) subscribeTopics(p *busParams, granted context.Context, tenants []string) (any, error) {
-	// Read before the log is followed: what is appended meanwhile has a greater seq.
+	// Read before the log is followed, so that events appended meanwhile are delivered: their seq is greater.
 	last := bc.bus.o.Log.Last()
 	after := last
 	if p.After != nil {
@@ -138,7 +138,8 @@ func (bc *busConn) subscribeResource(p *busParams, granted context.Context) (any
 				return
 			case <-changes.Ready():
 			}
-			// changes has those of the tenant; what was missed may be about this resource.
+			// changes is about all resources of the tenant. If some were missed, this one may be
+			// among them.
 			if c := changes.Next(); c.Missed || slices.Contains(c.Updated, p.URI) {
 				if bc.conn.rpc.Notify(s.ctx, "agentctl/event", &busEvent{Subscription: s.id, Tenant: r.caller.Tenant, URI: p.URI}) != nil {
 					return

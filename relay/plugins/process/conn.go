@@ -59,7 +59,7 @@ type conn struct {
 	started chan struct{} // closed when rpc is set: a request of the plugin may come before
 
 	mu sync.Mutex // protects the fields below
-	// A token is used once, so that late progress of one call is not taken for that of the next.
+	// Tokens are not reused: late progress of one call must not be taken for that of another.
 	lastToken int64
 	progress  map[int64]progressFollower
 }
@@ -97,7 +97,8 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 	if p.isAdopted() {
 		ch.onNoise = newNoiseLogger(p.log)
 	}
-	// NewClient begins to read before it returns, so onRequest waits for started.
+	// NewClient reads before it returns, so a request may come before rpc is set: onRequest waits for
+	// started.
 	c.rpc = jrpc2.NewClient(ch, &jrpc2.ClientOptions{
 		OnCallback: c.onRequest,
 		// jrpc2 calls OnCancel when the context of a call ends before its answer. The plugin may
@@ -122,7 +123,7 @@ func newConn(p *Plugin, ch *lineChannel) *conn {
 // call sends a request and returns the raw result. An error that the plugin answered with is
 // a *jrpc2.Error, which callError translates.
 func (c *conn) call(ctx context.Context, method string, params any) (json.RawMessage, error) {
-	// Before the call is sent: an answer to it must count as a later message.
+	// Before the call is sent, so that its answer counts as a message after the call.
 	c.readAtLastCall.Store(c.ch.messages.Load())
 	rsp, err := c.rpc.Call(ctx, method, params)
 	if err != nil {
@@ -258,7 +259,7 @@ func (c *conn) onNotification(method string, params json.RawMessage) {
 		if !ok {
 			return // the call has ended, or the token is unknown
 		}
-		// Everything else of the notification is passed on as the plugin sent it.
+		// Only the token is replaced; the rest is passed on as the plugin sent it.
 		p["progressToken"], _ = json.Marshal(f.session.ProgressToken())
 		params, _ := json.Marshal(p)
 		_ = f.session.Notify(f.ctx, "notifications/progress", params)
@@ -295,7 +296,7 @@ func (c *conn) close() {
 	c.ch.abortSend()
 	_ = c.rpc.Close()
 	<-c.ended
-	// Both use rpc, whose end makes their requests fail.
+	// These use rpc. It has ended, so their requests fail and do not hold this up.
 	c.relisting.Wait()
 	c.bus.close()
 }

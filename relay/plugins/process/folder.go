@@ -43,8 +43,8 @@ var tempFolders = [2]string{"tmp", "tmp2"}
 // folderName is the form of a plugin's name, which is also the name of its folder.
 var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
 
-// reservedNames are names whose tools or resources belong to the relay. sys and sysecho begin names of
-// boards' tools; agents, devices and schemas are hosts in URIs of the relay's resources.
+// reservedNames are names whose tools or resources belong to the relay. The names of boards' tools begin
+// with sys or sysecho; agents, devices and schemas are hosts in URIs of the relay's resources.
 var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
 
 // CheckName returns why a name cannot be that of a plugin.
@@ -117,15 +117,15 @@ func (h *Host) source(name string, raw []byte) (s source, err error) {
 	}, nil
 }
 
-// differs reports whether the folder has another manifest or program than s was made of.
-// Files that the program loads, such as modules of an interpreter, are not compared.
+// differs reports whether the folder has another manifest or program than s was made of. It does not
+// compare files that the program loads, such as modules of an interpreter.
 func (s source) differs(old source) bool {
 	return s.digest != old.digest || s.program != old.program || s.socket != old.socket
 }
 
 // fileID identifies a file and its content, as far as that is possible without reading it: another
-// file, or one that was written, has another one.
-// A hash would be certain, but would read programs of many megabytes at each SIGHUP.
+// file, or one that was written, has another one. A hash would be certain, but each SIGHUP would read
+// programs of many megabytes.
 func fileID(st os.FileInfo) string {
 	id := fmt.Sprint(st.Size(), st.ModTime().UnixNano())
 	if sys, ok := st.Sys().(*syscall.Stat_t); ok {
@@ -203,9 +203,8 @@ func (h *Host) findServer(root *os.Root, s *source) error {
 }
 
 // policy is what a plugin in dir may use, with what its manifest asks for. The sandbox checks
-// when it starts that none of it is private.
-// Whatever is not listed is out of reach, so a manifest that asks for nothing gets its own folder, its
-// data and what the sandbox allows to all.
+// when it starts that none of it is private. A manifest that asks for nothing gets the plugin's folder,
+// its data and what the sandbox allows to all.
 func (h *Host) policy(dir, data string, wants DeclaredSandbox) (sandbox.Policy, error) {
 	p := sandbox.Policy{Folder: dir, Data: data, NoNetwork: wants.Network != nil && !*wants.Network}
 	for _, f := range []struct {

@@ -20,9 +20,9 @@ import (
 // Goroutines: Run has one for each version of a plugin (Plugin.run) and one for each version that
 // is drained, and waits for all of them. jrpc2 has its own for each connection, which end with it.
 // Host.mu is not held while a plugin starts or stops; loadedPlugin.changing is.
-
-// A plugin changes in these steps. Each holds loadedPlugin.changing, so that changes of one plugin come
-// one after the other, while those of different plugins run at the same time:
+//
+// loadedPlugin.changing makes the changes of one plugin wait for each other; those of different plugins
+// run at the same time:
 //
 //	Load     add, connect, Kernel.Load, supervise. A failure removes the entry again.
 //	Reload   acquire, connect a version beside the old one, Kernel.Replace, supervise; then the old
@@ -31,8 +31,8 @@ import (
 //
 // An entry of Host.loaded exists from add to remove, and its current version is never nil.
 
-// MaxProcesses bounds the plugins of a Host.
-// During reloads there are up to twice as many processes, since the version before drains.
+// MaxProcesses bounds the plugins of a Host. During reloads there are up to twice as many processes, since
+// the versions before them drain.
 const MaxProcesses = 32
 
 // Errors that callers may test for.
@@ -167,8 +167,8 @@ func (h *Host) loadAtStart(name string) error {
 	}
 	defer h.wg.Done()
 	defer func() { <-lp.changing }()
-	// Unlike in Load nobody waits for the connection: it is tried until it succeeds, and then offered.
-	// A program that needs the network to start then comes up when the network is there.
+	// Unlike Load this does not wait for the connection, which is tried until it succeeds: a program
+	// that needs the network at its start is offered once the network is up.
 	h.supervise(lp, v, nil, func() error { return h.o.Kernel.Load(v.plugin, false) })
 	return nil
 }
@@ -240,7 +240,7 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 	h.mu.Lock()
 	old, before := lp.current, lp.draining
 	h.mu.Unlock()
-	// waited is measured apart from the start, because ctx bounds both.
+	// ctx bounds the wait and the start together. waited lets the error say which of them took the time.
 	began, waited := time.Now(), time.Duration(0)
 	if before != nil {
 		select {
@@ -275,7 +275,7 @@ func (h *Host) Reload(ctx context.Context, name string) (*State, error) {
 // startBeside starts and checks a new version, and replaces the old one by it.
 func (h *Host) startBeside(ctx context.Context, lp *loadedPlugin, old *runningVersion) (*runningVersion, <-chan struct{}, error) {
 	temp := tempFolders[0]
-	// The launcher empties the folder at each start, and the old version still uses its own.
+	// The launcher empties the folder at each start, so not the one that the old version uses.
 	if old.plugin.temp == temp {
 		temp = tempFolders[1]
 	}
@@ -381,8 +381,7 @@ type Reloaded struct {
 func (h *Host) ReloadChanged(ctx context.Context) []Reloaded {
 	h.mu.Lock()
 	running := make(map[string]source, len(h.loaded))
-	// A copy, since open reads the disk and Host.mu must not be held meanwhile.
-	for name, lp := range h.loaded {
+	for name, lp := range h.loaded { // a copy: open, below, reads the disk, without Host.mu
 		running[name] = lp.current.plugin.source
 	}
 	h.mu.Unlock()
@@ -434,7 +433,7 @@ func (h *Host) acquire(ctx context.Context, name string) (*loadedPlugin, error) 
 			return nil, ErrBusy
 		}
 		h.mu.Lock()
-		// While this call waited, the plugin may have been unloaded, and loaded again as another entry.
+		// The plugin may have been unloaded meanwhile, and loaded again as another entry.
 		isLoaded := h.loaded[name] == lp
 		h.mu.Unlock()
 		if isLoaded {

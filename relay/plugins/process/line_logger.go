@@ -57,7 +57,7 @@ func (l *lineLogger) Write(b []byte) (int, error) {
 		switch {
 		case c == '\n':
 			l.logLine()
-			// One long line must not keep its memory for the rest of the plugin's life.
+			// Release the memory of a long line; the plugin may run for months.
 			if l.line = l.line[:0]; cap(l.line) > maxLogLine {
 				l.line = nil
 			}
@@ -80,7 +80,7 @@ func (l *lineLogger) logLine() {
 	}
 	l.lines++
 	isLogged := l.lines <= maxLogLines
-	// Lines that are not logged go through the filter as well: a secret may begin in one of them.
+	// The filter gets lines that are not logged too: a secret of several lines may begin in one.
 	line := l.filter(string(l.line), isLogged)
 	if isLogged {
 		l.log.Info(l.event, zap.String("line", printable(line[:min(len(line), maxLogLine)])))

@@ -19,7 +19,8 @@ import (
 // The first request is ping. Servers that do not know it and ignore what they do not know are
 // alive all the same: the others are for a list that the server has answered already at its start.
 const (
-	// A hanging server is killed 20 s after its last message, one that hangs in a call after 35 s.
+	// So a server that hangs is killed 20 to 25 s after its last message, or 35 to 40 s if it got a call
+	// since.
 	pingInterval      = 5 * time.Second
 	maxUnanswered     = 3
 	maxUnansweredBusy = 6

@@ -178,10 +178,9 @@ func manifestError(format string, args ...any) error {
 }
 
 // ParseManifest reads a plugin manifest, strictly. The error is a *ManifestError that
-// names every problem at once. The schemas in the manifest are not compiled yet.
-// The steps go from form to meaning: size, strict JSON (no duplicate names), the schema and the rules
-// that it cannot express, and only then the Go value, so that nothing of a document that is not valid
-// is used.
+// names every problem at once. The schemas in the manifest are not compiled yet. It checks the size, strict
+// JSON (no duplicate names), the schema and the rules that it cannot express, and then decodes the Go
+// value: no part of an invalid document is used.
 func ParseManifest(data []byte) (*PluginManifest, error) {
 	if len(data) > MaxManifest {
 		return nil, manifestError("too large: %d bytes (use at most %d)", len(data), MaxManifest)
@@ -237,9 +236,8 @@ func parse(data []byte) (*kernel.Manifest, *PluginManifest, error) {
 
 // kernelManifest converts the declaration to the form that the kernel loads, for every tenant. A
 // resource that names no capability needs the first of the manifest, a tool the last; kernel:admin when
-// the manifest has none.
-// Plugins list the scope to read first and the one to write last: a tool that names none is taken for
-// one that writes.
+// the manifest has none. Plugins list the scope to read first and the one to write last, so a tool that
+// names none is treated as one that writes.
 func (p *PluginManifest) kernelManifest() *kernel.Manifest {
 	m := &kernel.Manifest{Name: p.Name, Version: p.Version}
 	for _, t := range p.Tools {
@@ -265,7 +263,7 @@ func (a *DeclaredAnnotations) hints() (h kernel.Hints) {
 	}
 	is := func(p *bool, want bool) bool { return p != nil && *p == want }
 	if is(a.ReadOnly, true) {
-		// What changes nothing destroys nothing.
+		// A tool that changes nothing is not destructive either.
 		h |= kernel.HintReadOnly | kernel.HintSafe
 	}
 	if is(a.Destructive, false) {

@@ -70,7 +70,7 @@ func InstallNPM(ctx context.Context, dir, pkg string) (command []string, err err
 	if err := os.WriteFile(filepath.Join(prefix, "package.json"), []byte("{\"private\": true}\n"), 0o644); err != nil {
 		return nil, err
 	}
-	// --ignore-scripts: packages may run programs when they are installed, here outside of any sandbox.
+	// --ignore-scripts: otherwise packages could run programs during the installation, which has no sandbox.
 	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", prefix, "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error", "--", pkg)
 	cmd.Dir = prefix
 	out := &tailBuffer{}

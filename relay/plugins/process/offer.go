@@ -171,7 +171,8 @@ func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
 	if err != nil {
 		return err
 	}
-	// Until everything is listed or the time is over. What is missing then is withdrawn, or an error.
+	// Wait until everything is listed, for settleTime at most. What is missing then is withdrawn, or an
+	// error.
 	for end := time.Now().Add(settleTime); p.isAdopted() && p.missing(l, false) != nil && time.Now().Before(end); {
 		select {
 		case <-ctx.Done():
@@ -193,8 +194,7 @@ func (p *Plugin) checkServed(ctx context.Context, c *conn) error {
 }
 
 // followLists compares the lists again when the server says that they have changed, until the
-// connection ends.
-// Any number of notifications during a comparison and its pause lead to one more.
+// connection ends. Notifications during a comparison and its pause lead to one more comparison.
 func (c *conn) followLists() {
 	for {
 		select {
@@ -232,7 +232,7 @@ func (p *Plugin) applyLists(l lists, canSubscribe, canComplete bool) {
 	p.offer = now
 	p.mu.Unlock()
 
-	// Without mu, which Manifest takes.
+	// mu is not held: Refresh calls Manifest, which takes it.
 	if p.kernel != nil && !isSame {
 		if err := p.kernel.Refresh(p); err != nil && !errors.Is(err, kernel.ErrNotLoaded) {
 			p.log.Error("what the plugin offers was not updated", zap.Error(err))
@@ -265,8 +265,8 @@ func (p *Plugin) compare(l lists, withdrawn map[string]string) offer {
 		digest, isListed := l.tools[name]
 		want := p.digestOf(t.Name)
 		switch {
-		// A tool that was different once stays withdrawn when it is listed as before: a server could
-		// else show the harmless one to whoever looks.
+		// A tool that was different once stays withdrawn, even if it is listed as before: otherwise a
+		// server could show the harmless tool to the operator and another one to clients.
 		case withdrawn[t.Name] == reasonChanged || isListed && want != "" && digest != want:
 			o.withdrawn[t.Name] = reasonChanged
 		case !isListed:
@@ -346,7 +346,7 @@ func (p *Plugin) recordWithdrawn(tool, reason string) {
 	if p.events == nil {
 		return
 	}
-	// The event has no text of the server. Without it the tool is withdrawn all the same.
+	// The payload quotes no text of the server. If it cannot be stored, the tool stays withdrawn.
 	payload, _ := json.Marshal(map[string]string{"action": "withdraw", "name": p.manifest.Name, "tool": tool, "reason": reason})
 	ctx, cancel := context.WithTimeout(context.Background(), eventTimeout)
 	defer cancel()

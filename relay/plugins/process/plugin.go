@@ -32,7 +32,8 @@ type Plugin struct {
 	active  atomic.Int64 // requests of the kernel in flight
 	retired atomic.Bool  // it was replaced or unloaded: it is not started again
 
-	// The kernel takes mu under its own lock (Health), so mu is not held while the kernel is called.
+	// The kernel calls Health, which takes mu, with Kernel.mu held. So mu is not held while the kernel is
+	// called.
 	mu       sync.Mutex    // protects the fields below
 	conn     *conn         // nil while the plugin is down
 	changed  chan struct{} // closed and replaced when conn or lastErr changes
@@ -97,8 +98,8 @@ func (p *Plugin) setUp(c *conn) {
 	p.notifyLocked()
 }
 
-// clearConn makes calls wait for another connection. It counts no failure: that is for setDown, which run
-// does not call at a stop.
+// clearConn makes calls wait for another connection. It counts no failure: run calls setDown for that,
+// but not when the plugin is stopped.
 func (p *Plugin) clearConn() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,9 +170,9 @@ func (p *Plugin) waitConn(ctx context.Context) (*conn, error) {
 	}
 }
 
-// withConn runs f with the connection, and with the next one if nothing of its request was sent.
-// ctx, or the wait of waitConn, ends the repetitions. active counts the request, so that a reload lets
-// it end before it stops the program.
+// withConn runs f with the connection, and with the next one if nothing of its request was sent, until ctx
+// or maxRestartWait (waitConn) ends. It counts the request in active: a reload waits for it before it stops
+// the program.
 func withConn[T any](ctx context.Context, p *Plugin, f func(c *conn) (T, error)) (T, error) {
 	p.active.Add(1)
 	defer p.active.Add(-1)
@@ -244,8 +245,8 @@ func callError(ctx context.Context, c *conn, err error) (*kernel.Result, error) 
 	var rpc *jrpc2.Error
 	var notSent notSentError
 	switch {
-	// First, because jrpc2 reports the end of a context by a separate error; the caller's deadline
-	// is no fault of the plugin.
+	// First, since jrpc2 returns another error when the context ends, and the caller's deadline is no
+	// fault of the plugin.
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case errors.As(err, &notSent):
@@ -290,7 +291,7 @@ func (p *Plugin) readOn(ctx context.Context, c *conn, caller *kernel.Caller, uri
 			Blob []byte  `json:"blob"`
 		} `json:"contents"`
 	}
-	// In MCP a URI may have several contents (a folder), in the kernel it has one document.
+	// MCP allows several contents for a URI, such as the files of a folder; the kernel has one document.
 	if err := json.Unmarshal(raw, &res); err != nil || len(res.Contents) != 1 {
 		return nil, internal(manifest.ReasonBadResult, "the plugin's answer is not the content of this resource")
 	}
@@ -320,8 +321,7 @@ func (p *Plugin) isWatchable(uri string) bool {
 type State struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
-	State   string `json:"state"` // up, down
-	// up means that calls have a connection, and says nothing about how the server answers them.
+	State   string `json:"state"` // up, down; up: there is a connection, whatever the server answers
 	// Failures counts how often the plugin ended or did not start.
 	Failures  int    `json:"failures"`
 	LastError string `json:"last_error,omitempty"`

@@ -17,8 +17,8 @@ type program struct {
 }
 
 // findProgram returns the program of a plugin in dir: the command of its manifest, else the
-// executable run. home is where it can write.
-// A name is looked up in the PATH of this process, which is also the program's.
+// executable run. home is where it can write. A name without a slash is looked up in the PATH of this
+// process, which is also the program's (pluginEnv).
 func findProgram(dir, home string, m *PluginManifest) (program, error) {
 	if m == nil || len(m.Command) == 0 {
 		return program{path: filepath.Join(dir, runFile)}, nil
@@ -40,7 +40,7 @@ func findProgram(dir, home string, m *PluginManifest) (program, error) {
 		}
 	}
 	for name, value := range m.Env {
-		// Only $HOME is replaced: other variables of the relay may be secrets.
+		// Only $HOME is expanded: other variables of the relay may be secrets.
 		value = os.Expand(value, func(s string) string {
 			if s == "HOME" {
 				return home

@@ -124,9 +124,8 @@ func (p *Plugin) listTemplates(caller *kernel.Caller) (json.RawMessage, error) {
 	return json.Marshal(map[string]any{"resourceTemplates": list})
 }
 
-// getPrompt asks the server for a prompt.
-// A prompt that the caller may not use is answered like one that does not exist. Of the server's answer
-// only the URIs in its messages are changed.
+// getPrompt asks the server for a prompt. For a caller without the scope, the prompt does not exist. Only
+// the URIs in the server's messages are changed.
 func (p *Plugin) getPrompt(ctx context.Context, caller *kernel.Caller, params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Name      string          `json:"name"`
@@ -163,9 +162,9 @@ func (p *Plugin) getPrompt(ctx context.Context, caller *kernel.Caller, params js
 	return json.Marshal(res)
 }
 
-// complete asks the server to complete an argument of a prompt or a resource template.
-// The reference is checked here, since the server knows no scopes, and translated to the server's own
-// name. The argument and its context are passed on as they are.
+// complete asks the server to complete an argument of a prompt or a resource template. It checks the
+// caller's scope for that, of which the server knows nothing, and replaces its name by the server's. The
+// argument and its context are passed on as they are.
 func (p *Plugin) complete(ctx context.Context, caller *kernel.Caller, params json.RawMessage) (json.RawMessage, error) {
 	var in struct {
 		Ref struct {

@@ -59,7 +59,7 @@ func DeclaredScopes(dir string) (scopes []string, err error) {
 
 // folderScopes returns the scopes that the manifest in a plugin's folder declares.
 func folderScopes(root *os.Root, name string) ([]string, error) {
-	// As in open, but without the owner; the mode of a link is 0777, which refuses it.
+	// As in open, but the owner is not checked. A link is refused, since its mode is 0777.
 	for _, path := range []string{".", name, filepath.Join(name, manifestFile)} {
 		st, err := root.Lstat(path)
 		if err != nil {

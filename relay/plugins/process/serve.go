@@ -40,7 +40,7 @@ func Serve(ctx context.Context, ln net.Listener, dir, home string) error {
 	running, isAccepting, isOpen := 0, false, true
 	var last error
 	for {
-		// One Accept at a time, none while two programs run: a third connection waits.
+		// One Accept at a time, and none while maxServed programs run: further connections wait.
 		if isOpen && !isAccepting && running < maxServed {
 			isAccepting = true
 			go func() {

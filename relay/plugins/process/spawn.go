@@ -119,8 +119,8 @@ func (c *child) dial(log *zap.Logger) func(context.Context) (*lineChannel, error
 	}
 }
 
-// isStopped reports whether a process is stopped by a signal, as proc_pid_stat(5) says it. The state is
-// behind the last parenthesis: before it is the name of the program, which may contain others.
+// isStopped reports whether a process is stopped by a signal (proc_pid_stat(5)). The state follows the last
+// parenthesis, since the name of the program before it may contain parentheses as well.
 func isStopped(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -129,15 +129,15 @@ func isStopped(pid int) bool {
 	return strings.HasPrefix(string(b[bytes.LastIndexByte(b, ')')+1:]), " T ")
 }
 
-// pluginEnv is the environment of a plugin. home is where it can write.
-// LANG makes interpreters use UTF-8 for stdin and stdout, as MCP requires.
+// pluginEnv is the environment of a plugin. home is where it can write. LANG makes interpreters use UTF-8
+// for stdin and stdout, as MCP requires.
 func pluginEnv(name, home string) []string {
 	return []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "LANG=C.UTF-8", "MCP_AGENT_ID=plugin:" + name}
 }
 
 // makeDataDir makes the folder for a plugin's data, and the one that has those of all plugins.
-// Only the relay's user can enter them.
-// A link in their place is refused: the sandbox would allow the plugin to write where it leads.
+// Only the relay's user can enter them. A link in their place is refused: the sandbox would allow the
+// plugin to write where it leads.
 func makeDataDir(dir string) error {
 	for _, d := range []string{filepath.Dir(dir), dir} {
 		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -97,9 +97,9 @@ func (s *Stage) GiveTo(user *syscall.Credential) error {
 }
 
 // WriteFolder writes manifest into the folder of a plugin, after the package that is installed in
-// stage, if there is a stage and a package in it, has replaced the one in the folder. In this order, a
-// kill in between leaves the old manifest with the new package, and tools that differ from the manifest
-// are withdrawn.
+// stage, if there is a stage and a package in it, has replaced the one in the folder. If the process is
+// killed in between, the old manifest is left with the new package, and tools that differ from the
+// manifest are withdrawn.
 func WriteFolder(folder string, stage *Stage, manifest []byte) error {
 	if err := atomicfile.MkdirAll(folder, 0o755); err != nil {
 		return err
@@ -116,7 +116,7 @@ func WriteFolder(folder string, stage *Stage, manifest []byte) error {
 //
 // The old one is moved into the stage and not removed first, because removing it takes longer than
 // two renames: a process that is killed meanwhile would leave a part of it.
-// One that is killed between the two renames leaves the plugin without its package: adopt it again.
+// If it is killed between the two renames, the plugin has no package: it has to be adopted again.
 func (s *Stage) replaceServer(server string) error {
 	installed := filepath.Join(s.dir, NPMFolder)
 	if _, err := os.Stat(installed); err != nil {

@@ -63,11 +63,11 @@ func (p *Plugin) run(ctx context.Context, c *conn, offer func() error) error {
 		if time.Since(began) >= stableAfter {
 			attempts = 0
 		}
-		// Visible (plugin ls, waiting calls) before the wait, with the time of the next try.
+		// Before the wait, so that calls know how long it is and need not wait for too long (waitConn).
 		wait := backoff(attempts)
 		p.setDown(err, time.Now().Add(wait))
 		p.log.Warn("plugin is down", zap.Error(err), zap.Duration("next_try_in", wait))
-		// A plugin that was never offered is nobody's loss.
+		// A plugin that was not offered yet has no tools that anybody could miss.
 		if p.onDown != nil && offer == nil {
 			p.onDown(p.manifest.Name, reason)
 		}
@@ -186,7 +186,7 @@ func (p *Plugin) connect(ctx context.Context) (*conn, error) {
 		}
 		return nil, err
 	}
-	// Only for a connection that is used: the lists of others are not compared again.
+	// Here and not in the handshake: only the lists of a connection that is used are compared again.
 	c.relisting.Go(c.followLists)
 	return c, nil
 }

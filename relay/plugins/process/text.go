@@ -60,7 +60,7 @@ func (t *tailBuffer) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.b = append(t.b, b...)
-	// In place: the slice has room for the tail and one write.
+	// Moved to the front of the same array, which does not grow beyond maxTail and the longest write.
 	if n := len(t.b) - maxTail; n > 0 {
 		t.b = append(t.b[:0], t.b[n:]...)
 	}

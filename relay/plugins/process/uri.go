@@ -124,7 +124,7 @@ func (p *Plugin) rememberLink(uri, mime string) {
 	r := kernel.Resource{URI: uri, Name: strings.TrimPrefix(uri, "mcp://"), Scope: p.declared.scope("", 0), MIME: mediaTypeOf(mime)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// A link that is given again becomes the newest.
+	// A link that the plugin returns again becomes the newest; the oldest one is dropped first.
 	p.links = slices.DeleteFunc(p.links, func(o kernel.Resource) bool { return o.URI == uri })
 	if len(p.links) == maxLinks {
 		p.links = slices.Delete(p.links, 0, 1)

@@ -13,9 +13,9 @@ import (
 // watchSet is the watched resources of a plugin. It outlasts connections and versions: each new
 // connection is subscribed to what is watched then.
 //
-// Watches begin and end at any time, so that the end of the last one and the beginning of the next one
-// may ask the server for opposite things. settle orders these requests: one goroutine at a time asks for a
-// resource, and goes on until the server was asked last for what is wanted.
+// Watches begin and end at any time. The end of the last one unsubscribes, the next one subscribes, and
+// these requests could reach the server in the wrong order. settle prevents that: one goroutine at a time
+// sends requests for a resource, until the last one is what the watches need.
 type watchSet struct {
 	unloaded chan struct{} // closed when the plugin is unloaded: its watches end
 
@@ -28,7 +28,7 @@ type watchSet struct {
 type watched struct {
 	watchers     map[*func()]struct{}
 	isSubscribed bool  // what the server of watchSet.conn was asked for last
-	asking       *conn // on which a goroutine asks now; nil: on none
+	asking       *conn // on which settle has a request in flight; nil: none
 }
 
 func newWatchSet() *watchSet {
@@ -41,7 +41,7 @@ func (s *watchSet) attach(ctx context.Context, c *conn) {
 	s.mu.Lock()
 	s.conn = c
 	for _, w := range s.watched {
-		w.isSubscribed, w.asking = false, nil // that was another server
+		w.isSubscribed, w.asking = false, nil // the new server has been asked for nothing
 	}
 	uris := slices.Sorted(maps.Keys(s.watched))
 	s.mu.Unlock()
@@ -53,9 +53,9 @@ func (s *watchSet) attach(ctx context.Context, c *conn) {
 	}
 }
 
-// settle asks the server for the subscription of a resource, or for its end, until that is what its
-// watches need. Each request may take limit; one without an answer counts as done. If another goroutine
-// is asking already, that one does the rest.
+// settle subscribes the server to a resource, or unsubscribes it, until that is what its watches need. Each
+// request may take limit; one without an answer counts as done. If another goroutine has a request in
+// flight, that one continues.
 func (s *watchSet) settle(ctx context.Context, uri string, limit time.Duration) {
 	for {
 		s.mu.Lock()
@@ -111,7 +111,7 @@ func (s *watchSet) watch(ctx context.Context, uri string, changed func()) error 
 	}
 	w.watchers[key] = struct{}{}
 	s.mu.Unlock()
-	// Without ctx: other watches rely on this subscription, too.
+	// The end of this watch must not cancel the request: other watches rely on the subscription, too.
 	s.settle(context.WithoutCancel(ctx), uri, initializeTimeout)
 	var err error
 	select {

@@ -94,8 +94,8 @@ func (p *plugin) loadTenant(ctx context.Context, name string) (*tenant, error) {
 			return nil, err
 		}
 		for _, r := range page.Tickets { // the newest first
-			// Anybody can choose the title, and only the relay sets the creator. Tickets beyond
-			// maxPages are not known here: their alerts get new ones.
+			// Any client can choose a title, but the relay sets created_by. Tickets beyond maxPages
+			// are not read: their alerts get new ones.
 			rule, isOurs := strings.CutPrefix(r.Title, titlePrefix)
 			if k := (alertKey{r.NodeID, rule}); isOurs && r.CreatedBy == "plugin:"+Name && t.tickets[k] == nil {
 				t.add(k, &r)
@@ -171,7 +171,7 @@ func (p *plugin) handleEvent(ctx context.Context, e event) {
 	p.last = e.Seq
 	isReplayed := e.Seq <= p.replayed
 	if strings.HasPrefix(e.Type, "ticket.") {
-		// Replayed changes are in the tickets as they were read.
+		// The tickets that were read have the replayed changes already.
 		if t := p.tenants[e.Tenant]; t != nil && !isReplayed {
 			t.applyTicketEvent(&e)
 		}
@@ -252,7 +252,7 @@ func (p *plugin) skip(ctx context.Context, tenant, node string, payload map[stri
 	if time.Since(p.skipped[k]) < skippedInterval {
 		return
 	}
-	// Old entries go whenever one is added, so boards that come and go do not fill the map.
+	// Old entries are deleted when one is added, so boards that come and go do not fill the map.
 	for k, at := range p.skipped {
 		if time.Since(at) >= skippedInterval {
 			delete(p.skipped, k)
@@ -343,9 +343,9 @@ func (p *plugin) changeDue(ctx context.Context) {
 		switch {
 		case err == nil:
 			tk.status, tk.changed, tk.resolved = out.Ticket.Status, time.Now(), time.Now()
-		// Any other error is final: the next event of the alert schedules a change again.
 		case isIllegal && illegal.status != "":
 			tk.status = illegal.status // somebody else changed it
 		}
+		// After any other error the ticket stays as it is, until the next event of the alert.
 	}
 }

@@ -105,7 +105,7 @@ func Serve(ctx context.Context, conn io.ReadWriteCloser, cfg Config) error {
 		cfg: cfg, events: make(chan event, maxQueue), consents: make(chan []string, 1), ended: make(chan string, 1), overflow: make(chan struct{}, 1),
 		tenants: make(map[string]*tenant), skipped: make(map[skipKey]time.Time), due: make(map[*ticket]struct{}),
 	}
-	// AllowPush is for Callback: the plugin is the server of MCP, and also asks.
+	// AllowPush allows Callback: the plugin is an MCP server, and also sends requests to the relay.
 	p.srv = jrpc2.NewServer(p.methods(), &jrpc2.ServerOptions{AllowPush: true, Concurrency: 4})
 	p.srv.Start(channel.Line(conn, conn))
 	ctx, cancel := context.WithCancel(ctx)
@@ -184,7 +184,7 @@ func replace[T any](c chan T, v T) {
 // run handles what arrives until ctx ends. Without a subscription that the consent would allow it tries again
 // every maxRetry.
 func (p *plugin) run(ctx context.Context) {
-	// closeOld only schedules: changeDue, below, makes the changes whose time has come.
+	// closeOld schedules changes; changeDue makes those that are due.
 	closing := time.NewTicker(closeInterval)
 	defer closing.Stop()
 	for ctx.Err() == nil {
@@ -239,7 +239,7 @@ func (p *plugin) subscribe(ctx context.Context) {
 	}
 	params := map[string]any{"topics": []string{"alert", "ticket"}}
 	if p.last > 0 {
-		// A subscription that was lost continues where it ended, whatever the time in between.
+		// A subscription that was lost is continued from its last event, however long ago that was.
 		params["after"] = p.last
 	} else {
 		params["since_s"] = catchUpSeconds
@@ -253,8 +253,8 @@ func (p *plugin) subscribe(ctx context.Context) {
 		return
 	}
 	p.subscription = s.Subscription
-	// Seq is that of the newest event now. Those before may have been handled on an earlier connection,
-	// and are compared with the tickets; later subscriptions repeat none of them.
+	// Seq is that of the newest event at the subscription. Events up to there may have been handled on an
+	// earlier connection, so they are compared with the tickets (replayed).
 	if !p.isFollowing { // the log may have been empty: a replayed of 0 is none
 		p.isFollowing, p.replayed = true, s.Seq
 	}
@@ -276,8 +276,7 @@ func isTransient(err error) bool {
 }
 
 // ask sends a request to the relay, again and again while the refusal is transient: the events that
-// arrive meanwhile are queued, or come again.
-// It has no deadline: the end of the connection ends ctx.
+// arrive meanwhile are queued, or come again. It has no deadline: ctx ends with the connection.
 func (p *plugin) ask(ctx context.Context, method string, params map[string]any) (json.RawMessage, error) {
 	for wait := minRetry; ; wait = min(2*wait, maxRetry) {
 		rsp, err := p.srv.Callback(ctx, "agentctl/"+method, params)
