@@ -124,7 +124,10 @@ func (c consents) Set(ctx context.Context, name, digest string, tenants []string
 	if len(tenants) > 0 && len(p.Bus.Call)+len(p.Bus.Read)+len(p.Bus.Subscribe)+len(p.Bus.Append) == 0 {
 		return nil, manifest.E(manifest.BadRequest, "plugin.json asks for nothing: it has no key bus")
 	}
-	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}); err != nil {
+	// Once the decision is durable, connections of the plugin learn what they may do from now on, and
+	// what is not allowed any more ends: also if that is after ctx, on a disk that hangs.
+	refresh := func() { c.r.bus.Refresh(name) }
+	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}, refresh); err != nil {
 		return nil, err
 	}
 	// Once the decision is durable: connections of the plugin are notified, and subscriptions that are

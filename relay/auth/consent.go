@@ -21,8 +21,10 @@ type Consent struct {
 const maxConsents = 1024
 
 // SetConsent records a decision in place of the earlier one on the same plugin, and returns it. Consent
-// has the decision from its commit on, also if the caller has given up on the disk by then.
-func (s *Store) SetConsent(ctx context.Context, c Consent) (Consent, error) {
+// has the decision from its commit on, also if the caller has given up on the disk by then: onCommit, which
+// may be nil, is therefore called at the commit and not by the caller. It runs in the goroutine of the
+// writer and must not block.
+func (s *Store) SetConsent(ctx context.Context, c Consent, onCommit func()) (Consent, error) {
 	c.AtMS = s.now().UnixMilli()
 	err := s.db.write(ctx, func(tx *sql.Tx) error {
 		var others int
@@ -37,8 +39,11 @@ func (s *Store) SetConsent(ctx context.Context, c Consent) (Consent, error) {
 		return err
 	}, func() {
 		s.consentsMu.Lock()
-		defer s.consentsMu.Unlock()
 		s.consents[c.Plugin] = c
+		s.consentsMu.Unlock()
+		if onCommit != nil {
+			onCommit()
+		}
 	})
 	if err != nil {
 		return Consent{}, fmt.Errorf("record the consent: %w", err)

@@ -15,7 +15,7 @@ func TestConsent(t *testing.T) {
 		t.Error("a new relay has a consent")
 	}
 	for _, tenants := range [][]string{{"a", "b"}, {"*"}, nil, {"c"}} {
-		if _, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d1", Tenants: tenants, Actor: "ann"}); err != nil {
+		if _, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d1", Tenants: tenants, Actor: "ann"}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -23,7 +23,7 @@ func TestConsent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d2", Tenants: []string{"a", "b"}, Actor: "bob"}); err != nil {
+	if _, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d2", Tenants: []string{"a", "b"}, Actor: "bob"}, nil); err != nil {
 		t.Fatal(err)
 	}
 	// A database from before a consent was changed is an older one.

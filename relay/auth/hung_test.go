@@ -123,7 +123,8 @@ func TestHungRead(t *testing.T) {
 	})
 }
 
-// A consent whose transaction hangs is in force once it is stored, although its caller has given up.
+// A consent whose transaction hangs is in force once it is stored, although its caller has given up, and
+// what was under way with the earlier one is ended then.
 func TestHungConsent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openStore(t, Options{WriteTimeout: hungTimeout})
@@ -132,15 +133,25 @@ func TestHungConsent(t *testing.T) {
 		go func() { _ = s.db.write(t.Context(), func(*sql.Tx) error { <-hang; return nil }, nil) }()
 		synctest.Wait()
 		given := make(chan error)
+		var atCommit []Consent
 		go func() {
-			_, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d1", Tenants: []string{"a"}})
+			_, err := s.SetConsent(t.Context(), Consent{Plugin: "notes", Digest: "d1", Tenants: []string{"a"}}, func() {
+				c, _ := s.Consent("notes")
+				atCommit = append(atCommit, c)
+			})
 			given <- err
 		}()
 		synctest.Wait()
 		<-s.db.writeSlot
 		wantHung(t, "SetConsent", <-given)
+		if len(atCommit) != 0 {
+			t.Errorf("before the commit: %+v", atCommit)
+		}
 		close(hang)
 		synctest.Wait()
+		if len(atCommit) != 1 || atCommit[0].Digest != "d1" {
+			t.Errorf("at the commit: %+v", atCommit)
+		}
 		if c, ok := s.Consent("notes"); !ok || c.Digest != "d1" {
 			t.Errorf("after the commit: %+v %t", c, ok)
 		}
