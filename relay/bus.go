@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +34,7 @@ import (
 func (r *Relay) newBus() *process.Bus {
 	o := process.BusOptions{Kernel: r.kernel, Log: r.queue, Consent: r.consent}
 	if r.events != nil {
-		o.Events = busEvents{r}
+		o.Events = busEvents{r, make(chan struct{}, 1)}
 	}
 	return process.NewBus(o)
 }
@@ -53,7 +54,10 @@ func (r *Relay) consent(plugin, digest string) []string {
 }
 
 // busEvents is the event log for subscriptions of plugins.
-type busEvents struct{ r *Relay }
+type busEvents struct {
+	r         *Relay
+	searching chan struct{} // capacity 1: held by SeqAt
+}
 
 // Follow implements process.Events. Calls are no events of a topic that plugins may follow.
 func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, fn func(topic string, e *kernel.Event) error) error {
@@ -68,8 +72,14 @@ func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, f
 // SeqAt implements process.Events. It reads at most maxSearchRows events from the end of the log, so
 // the number is too late if there are more within age.
 func (b busEvents) SeqAt(ctx context.Context, age time.Duration) (uint64, error) {
+	select {
+	case b.searching <- struct{}{}:
+		defer func() { <-b.searching }()
+	case <-ctx.Done():
+		return 0, &manifest.Error{Code: manifest.RateLimited, Message: "another plugin is reading the event log; retry in a moment", Reason: "queue", RetryAfterMS: 1000}
+	}
 	since, oldest := b.r.opt.Now().Add(-age).UnixMilli(), b.r.events.Last()+1
-	_, err := b.r.events.SelectNewest(ctx, eventlog.NewestQuery{Query: eventlog.Query{Class: eventlog.ClassState}, SinceMS: since, MaxRows: maxSearchRows}, func(e kernel.Event) bool {
+	_, err := b.r.events.SelectNewest(ctx, eventlog.NewestQuery{Query: eventlog.Query{Class: eventlog.ClassState}, SinceMS: since, MaxRows: math.MaxInt}, func(e kernel.Event) bool {
 		oldest = min(oldest, e.Seq)
 		return true
 	})
