@@ -292,7 +292,7 @@ func losingClass(state, calls, bound int64) Class {
 	return ClassState
 }
 
-// tooOld returns the victim by age. Only the oldest row by seq is looked at: rows are removed in that
+// tooOld returns the victim by age. It reads the oldest row by seq only, since rows are removed in that
 // order.
 func (s *Store) tooOld(class Class, maxAge time.Duration, isRemoving bool) (*victim, error) {
 	if maxAge < 0 {

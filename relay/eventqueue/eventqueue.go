@@ -333,7 +333,8 @@ func (q *Queue) finish() {
 
 // writeBatch writes the oldest events that wait, and reports whether there are more. They stay
 // in the queue until they are durable. Only Run calls it, so nobody else removes events. A batch can have
-// events of several tenants, since their order is kept.
+// events of several tenants, since their order is kept. The event log counts it for the tenant of the first
+// one: while the log is full, the events of a tenant that filled it hold up those of others behind them.
 func (q *Queue) writeBatch(ctx context.Context) (more bool, err error) {
 	limit := batchEvents
 	if q.singles > 0 {

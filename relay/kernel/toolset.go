@@ -79,8 +79,8 @@ func (k *Kernel) PluginNames(c *Caller) (names []string) {
 	return slices.Compact(names)
 }
 
-// PluginToolNames are the names of the listed tools of all plugins of a tenant that are not boards,
-// whoever may use them.
+// PluginToolNames are the names of the listed tools of all plugins of a tenant that are not boards. It
+// checks no scope.
 func (k *Kernel) PluginToolNames(tenant string) (names []string) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()

@@ -101,15 +101,17 @@
 //
 // # Locks and goroutines
 //
-// recreations.mu is taken before Handler.mu, and held while the SDK opens a session, which waits
-// for no client. Handler.mu is taken first otherwise; tenant.mu and session.mu are leaves. Handler.mu is held while
-// the kernel subscribes a tenant or ends a watch, and while an identity is checked: none
-// of these calls back into the handler.
-// A limit on anything that a client can make many of (tenants, sessions, streams, watches,
-// queued bytes) is in handler.go or stream_writer.go; beyond it requests get 429 or the
-// stream is cut.
+// The order is recreations.mu, then Handler.mu, then tenant.mu or session.mu, which are leaves.
+// recreations.mu is held while the SDK opens a session, which waits for no client. Handler.mu is held
+// while the kernel subscribes a tenant or ends a watch, and while an identity is checked: none of these
+// calls back into the handler.
 //
 // Run owns one goroutine for each tenant (tenant.run) and one for each session that is
 // closing; requests run on net/http's goroutines, and those that are not direct are handled on
 // the SDK's.
+//
+// # Bounds
+//
+// handler.go and stream_writer.go bound what a client can make many of: tenants, sessions, streams,
+// watches, queued bytes. Beyond a bound, requests get 429 or the stream is cut.
 package mcp

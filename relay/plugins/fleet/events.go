@@ -19,9 +19,9 @@ import (
 // Events is what the relay recorded. Its methods may be called from any goroutine, with the tenant of
 // the caller's token and no other.
 type Events interface {
-	// Newest calls fn with the events that q selects, the newest first, until fn returns false, which
-	// must be quick. It looks at a bounded part of the log; next is the Before of the call that
-	// continues, 0 if everything was looked at.
+	// Newest calls fn, which must be quick, with the events that q selects, the newest first, until fn
+	// returns false. It reads a bounded part of the log; next is the Before of the call that continues,
+	// 0 if everything was read.
 	Newest(ctx context.Context, q EventQuery, fn func(kernel.Event) bool) (next uint64, err error)
 	// TicketBoard returns the board that a ticket is about, from memory; "" for none or if the ticket
 	// is not kept.
@@ -103,7 +103,7 @@ type eventRow struct {
 // eventsAnswer is the answer of fleet.events.
 type eventsAnswer struct {
 	Events []json.RawMessage `json:"events"`
-	// SearchedTo says how far back a page looked that ended before its limit: there may be more.
+	// SearchedTo is how far back a page has searched that ended before its limit: there may be more.
 	SearchedTo string `json:"searched_to,omitempty"`
 	Next       string `json:"next_cursor,omitempty"`
 }
@@ -168,7 +168,7 @@ func (p *Plugin) events(ctx context.Context, r *kernel.Request) (*kernel.Result,
 	if err != nil {
 		return nil, err
 	}
-	if next > 0 && !isFull { // it looked at as much as one call may
+	if next > 0 && !isFull { // the search ended at the bound of Newest
 		out.Next = makeCursor(strconv.FormatUint(next, 10))
 		if oldest > 0 {
 			out.SearchedTo = rfc3339(time.UnixMilli(oldest))

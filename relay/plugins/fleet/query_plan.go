@@ -31,7 +31,7 @@ const (
 	maxBoardPoints = 48
 	// sincePoints are the values of a metric from which the time of a change is taken.
 	sincePoints = 288
-	// sinceWindow is how far back that is looked for if the question is about now.
+	// sinceWindow is how far back the time of a change is searched if the question is about now.
 	sinceWindow = 24 * time.Hour
 )
 

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Bounds of the boards that are asked at a time, by all callers of a tenant together.
+// Bounds of the boards that are asked at the same time, by all callers of a tenant together.
 const (
 	maxAsked = 64 // that have been asked for less than slowAfter
 	// slowAfter is when a board no longer counts against maxAsked, so that a few silent boards do not

@@ -103,7 +103,7 @@ func (c *condition) uses(used *[numMetrics]bool) {
 }
 
 // parser reads a where from left to right, without going back: each rule of the grammar is a method, which
-// looks at the next token and takes it with accept, or by moving pos.
+// decides by the next token, and consumes it with accept or by moving pos.
 type parser struct {
 	text        string
 	pos         int // of the next character

@@ -150,8 +150,8 @@ func (c *conn) hasEnded() bool {
 // isLost reports whether nothing can be sent any more. That is so before ended is closed.
 func (c *conn) isLost() bool { return c.ch.isBroken.Load() || c.rpc.IsStopped() }
 
-// wasSent reports whether a part of the request was sent. Of a request that waited for its answer jrpc2
-// returns an error of its own or of the context, of others that of the channel.
+// wasSent reports whether a part of the request was sent. For a request that waited for its answer, jrpc2
+// returns one of its errors or that of the context; for one that could not be sent, that of the channel.
 func wasSent(err error) bool {
 	var partly partlySentError
 	var rpc *jrpc2.Error

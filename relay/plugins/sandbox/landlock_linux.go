@@ -180,8 +180,9 @@ func checkOverlap(path string, private []string) error {
 	return nil
 }
 
-// openPath opens a file or folder to refer to it, whoever may read it, and returns its real path.
-// A rule holds for what was opened, so that the path can be compared without a race.
+// openPath opens a file or folder without reading it (O_PATH), for which this process needs no right to
+// read, and returns its real path. A rule is made of what was opened, so that nobody can exchange the path
+// between the check and the rule.
 func openPath(path string) (fd int, real string, err error) {
 	if fd, err = unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err != nil {
 		return -1, "", err

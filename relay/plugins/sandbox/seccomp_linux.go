@@ -63,7 +63,7 @@ func callRules(abi int, noNetwork bool) []callRule {
 		only(number, syscall.EPERM, 1, 0)
 	}
 	// A child of the relay that the relay does not know would stay as a zombie. clone3 has its
-	// flags in memory, where a filter cannot look; programs fall back to clone.
+	// flags in memory, which a filter cannot read; programs fall back to clone.
 	rules = append(rules, callRule{unix.SYS_CLONE, syscall.EPERM, 0, unix.CLONE_PARENT, []uint32{0}})
 	deny(syscall.ENOSYS, unix.SYS_CLONE3)
 	// Before Landlock covers truncation: by path, and by an open whose access mode is neither reading

@@ -218,8 +218,8 @@ func (t *tenant) unfinished() int {
 	return t.unfinishedLocked()
 }
 
-// unfinishedLocked is unfinished with mu held. It adds nine counters and does not look at
-// the tickets, since every creation asks.
+// unfinishedLocked is unfinished with mu held. Each creation of a ticket calls it, so it adds up the
+// counters by status and does not read the tickets.
 func (t *tenant) unfinishedLocked() (n int) {
 	for s, count := range t.count {
 		if !s.isFinished() {
