@@ -189,7 +189,11 @@ func (l *Log) Write(r *kernel.Record) {
 func (l *Log) Commit(ctx context.Context, r *kernel.Record) error {
 	c := &commit{entry: entry{record: *r, unixNano: time.Now().UnixNano()}, done: make(chan error, 1)}
 	if err := l.queue.addCommit(c); err != nil {
-		l.loseCommit(lostFull, r)
+		reason := lostFull
+		if errors.Is(err, errStopped) {
+			reason = lostStopped
+		}
+		l.loseCommit(reason, r)
 		return storageError(err)
 	}
 	signal(l.wake)

@@ -486,6 +486,23 @@ func TestCloseWithoutRun(t *testing.T) {
 	}
 }
 
+// TestLateCommits: what comes after Close is lost because the relay stops, a commit too.
+func TestLateCommits(t *testing.T) {
+	l, _ := open(t, Options{})
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l.Write(record("ci", 0))
+	if err := l.Commit(t.Context(), record("ci", 1)); err == nil {
+		t.Error("a commit after Close succeeded")
+	}
+	for _, loss := range l.Stats().Losses {
+		if (loss.Lines > 0) != (loss.Reason == "stopped" && loss.Class != "board") {
+			t.Errorf("got %+v, want only losses because of the stop", loss)
+		}
+	}
+}
+
 // writeNumbered writes records with the numbers from n on whose lines have some bytes together, and
 // returns the next number. A hundred of them are flushed at a time.
 func writeNumbered(l *Log, n, bytes int) int {
