@@ -8,8 +8,8 @@
 // intervals go through set_config, which needs no access to that directory.
 //
 // Where a daemon runs, it is the authority: View is what it has in force, with what clients
-// and systemd set instead of the files. A change that it refuses is taken back, so that a
-// file that the daemon cannot read never waits for its next start.
+// and systemd set instead of the files. A change that it refuses is taken out of the file again, so that
+// its next start does not fail.
 package configctl
 
 import (

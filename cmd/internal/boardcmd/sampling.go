@@ -34,8 +34,8 @@ type change struct {
 
 // changer is what the commands have in common that change sampling.
 //
-// A change is for every client of the daemon and not for this process alone, so that each of
-// them prints the state before it and a command that undoes it.
+// A change affects all clients of the daemon, so each of these commands prints the state before it and a
+// command that undoes it.
 type changer struct {
 	out    cli.Output
 	socket socketFlag

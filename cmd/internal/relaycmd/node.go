@@ -249,7 +249,12 @@ new token. Its name, tags and history stay.`,
 			return f.out.Print(cmd, n, func() error {
 				next := ""
 				if !f.dryRun {
-					next = "; this is not undone: make it join again with a new invite, or create a token: agentctl token create --class device --node " + n.NodeID + sameRelay(cmd)
+					// token create asks a relay that flags name, and no other: not that of a context.
+					where, flags := "", sameRelay(cmd)
+					if f.isRemote(cmd) && !cmd.Flags().Changed("relay") && !cmd.Flags().Changed("token-file") {
+						where, flags = ", on the relay's machine", ""
+					}
+					next = "; this is not undone: make it join again with a new invite, or create a token" + where + ": agentctl token create --class device --node " + n.NodeID + flags
 				}
 				line := fmt.Sprintf("%s %d token(s) of %s (%s)%s", f.did(done, planned), n.RevokedTokens, n.Name, n.NodeID, next)
 				_, err := fmt.Fprintln(cmd.OutOrStdout(), term.SafeLine(line))

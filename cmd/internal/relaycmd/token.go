@@ -67,8 +67,8 @@ func newTokenLs() *cobra.Command {
 }
 
 // expiryText returns the end of a token's or an invite's life: a date, with the time of day in this
-// machine's zone if it is less than two days ahead, when the hour matters. It is for people: -o has the time
-// as the store or the API has it.
+// machine's zone if it is past or less than two days ahead, when the hour matters. It is for people: -o has
+// the time as the store or the API has it.
 func expiryText(t time.Time) string {
 	if time.Until(t) < 48*time.Hour {
 		return t.Local().Format("2006-01-02 15:04:05 MST")

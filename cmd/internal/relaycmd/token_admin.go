@@ -70,8 +70,8 @@ func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mi
 	return created, err
 }
 
-// createRemote asks a relay for a token. It can hold no scope that the caller's token lacks. Flags that
-// cannot be used over HTTP are refused and not ignored. The default of --tenant is for a state directory, so
+// createRemote asks a relay for a token. Except device:connect it can hold no scope that the caller's token
+// lacks. Flags that cannot be used over HTTP are refused and not ignored. The default of --tenant is for a state directory, so
 // --tenant is sent only if it was typed; the relay refuses any but the caller's.
 func (f *tokenFlags) createRemote(cmd *cobra.Command, req auth.MintRequest) ([]auth.Minted, error) {
 	switch {

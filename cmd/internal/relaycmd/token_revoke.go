@@ -36,7 +36,11 @@ func newTokenRevoke() *cobra.Command {
 			case req.DryRun:
 				fmt.Fprintf(cmd.OutOrStdout(), "would revoke %d token(s)\n", n)
 			case n == 0:
-				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): no valid token was created here for it; see: agentctl token ls%s\n", sameRelay(cmd))
+				see := "see: agentctl token ls" + cli.StateDirHint(cmd)
+				if f.isRemote(cmd) { // token ls works on a state directory only
+					see = "see, on the relay's machine: agentctl token ls"
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "revoked 0 token(s): no valid token was created here for it; %s\n", see)
 			default:
 				fmt.Fprintf(cmd.OutOrStdout(), "revoked %d token(s); a revocation is not undone: create a new one with: agentctl token create%s\n", n, sameRelay(cmd))
 			}
