@@ -27,7 +27,9 @@ const (
 //
 // A value is pending until a retry has stored it, or a newer link of the board writes: that first drops
 // what is pending of the link before. A retry that fails leaves the value where it is and does not put
-// it back, because a newer link's may have replaced it meanwhile.
+// it back, because a newer link's may have replaced it meanwhile. A newer link that writes between a
+// retry's get and its write is overwritten with the older manifest until the next announce: no lock is
+// held across both, because a link must not wait for a retry that hangs.
 type registryRetries struct {
 	mu      sync.Mutex // a leaf lock
 	pending map[string]registryWrite
