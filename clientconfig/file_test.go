@@ -153,6 +153,9 @@ func FuzzEdit(f *testing.F) {
 	f.Add("codex", []byte("# c\n[mcp_servers.agentctl]\nurl = 'x'\n[a]\n"))
 	f.Add("codex", []byte("[mcp_servers.agentctl.env]\na = 1"))
 	f.Add("claude-code", []byte("{\"mcpServers\":{\"agentctl\":{\"url\":1,}}}"))
+	f.Add("cursor", []byte("{\"mcpServers\":{\"agentctl\":{\"env\":{\"A\":\"b\", // c\n}}}}"))
+	f.Add("codex", []byte("[mcp_servers.agentctl]\nenv.A = 'b'\n"))
+	f.Add("codex", []byte("[mcp_servers.agentctl]\nenv = {'A b' = \"\\u0000\"}\n"))
 	f.Fuzz(func(t *testing.T, name string, data []byte) {
 		c, err := Find(name)
 		if err != nil || !c.Writable {
@@ -167,6 +170,16 @@ func FuzzEdit(f *testing.F) {
 		}
 		if !bytes.Contains(connected, []byte("/usr/bin/agentctl")) {
 			t.Fatalf("%q became %q", data, connected)
+		}
+		withEnv := testStdio
+		withEnv.Env = []EnvVar{{"XDG_CONFIG_HOME", "/srv/ann/config"}}
+		if set, err := c.Connect(connected, withEnv); err == nil {
+			if again, err := c.Connect(set, withEnv); err != nil || !bytes.Equal(again, set) {
+				t.Fatalf("%q with a variable became %q, and again %q, %v", connected, set, again, err)
+			}
+			if !bytes.Contains(set, []byte("/srv/ann/config")) {
+				t.Fatalf("%q with a variable became %q", connected, set)
+			}
 		}
 		removed, err := c.Disconnect(connected)
 		if err != nil {
