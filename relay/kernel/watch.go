@@ -90,7 +90,7 @@ func (n *watcher) startLocked(k *Kernel, key watchKey, w *watch, p Watcher) {
 }
 
 // watchRecovered survives a panic of the plugin. The watch is retried as after any other
-// early end.
+// early end. The panic is not counted: counters.panics are calls, which counters.errors has as well.
 func watchRecovered(ctx context.Context, p Watcher, uri string, changed func()) {
 	defer func() { _ = recover() }()
 	_ = p.Watch(ctx, uri, changed)
