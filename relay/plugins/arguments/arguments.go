@@ -187,7 +187,8 @@ func (o Object) names(path string) string {
 	return strings.Join(names, ", ")
 }
 
-// check validates one value and returns its normal form.
+// check validates one value and returns its normal form. Integers pass through a float64, so Min and Max
+// must be within ±2^53.
 func (f *Field) check(v jsontext.Value, path string) (jsontext.Value, error) {
 	if f.Members != nil {
 		return f.Members.check(v, path+".")

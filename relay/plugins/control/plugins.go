@@ -144,6 +144,8 @@ type builtinManifest struct {
 	Capabilities []string          `json:"capabilities"` // the scopes of all
 }
 
+// builtinTool has the member names of a plugin.json, so that manifests of built-in plugins look like those
+// of external ones.
 type builtinTool struct {
 	Name         string               `json:"name"`
 	Title        string               `json:"title,omitempty"`

@@ -184,6 +184,7 @@ type tally struct {
 	min, max float64
 }
 
+// newSeriesTotals makes the tallies of a series, none for a query without a step.
 func newSeriesTotals(q *queryPlan) *seriesTotals {
 	o := new(seriesTotals)
 	if q.step == 0 {
@@ -206,6 +207,7 @@ func (o *seriesTotals) add(values [][]float64) {
 	}
 }
 
+// add skips NaN, which one board without a value at a step would spread to the sum of all.
 func (t *tally) add(v float64) {
 	if math.IsNaN(v) {
 		return

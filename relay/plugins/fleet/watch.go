@@ -351,6 +351,7 @@ type watchAnswer struct {
 	Missing map[string]*missing `json:"missing,omitempty"`
 }
 
+// watchedAnswer is what was observed of one board; Metrics has those with a value only.
 type watchedAnswer struct {
 	Name    string                    `json:"name,omitempty"`
 	ID      string                    `json:"id"`

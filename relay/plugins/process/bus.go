@@ -43,12 +43,12 @@ const (
 	maxBusRequests   = 16 // in flight
 	maxSubscriptions = 16 // of a connection
 
-	busRate, busBurst             = 50, 100 // requests a second
-	appendRate, appendBurst       = 5, 50   // events a second
-	appendBytes                   = 1 << 20 // of events' payloads at once, and in each hour
-	maxAppend                     = 16 << 10
-	maxMembers                    = 256 // names; those without a connection make way
-	maxBusArguments         int64 = 1 << 20
+	busRate, busBurst             = 50, 100  // requests a second
+	appendRate, appendBurst       = 5, 50    // events a second
+	appendBytes                   = 1 << 20  // of events' payloads at once, and in each hour
+	maxAppend                     = 16 << 10 // bytes of the payload of one event
+	maxMembers                    = 256      // names; beyond it, those without a connection are dropped
+	maxBusArguments         int64 = 1 << 20  // bytes of a request's parameters
 )
 
 // BusOptions are what a Bus uses of the relay. All fields but Events must be given.

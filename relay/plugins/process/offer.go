@@ -30,9 +30,9 @@ import (
 //	resource, new        offered if the manifest follows the server's list
 //	tool, prompt, new    not offered; operators are informed
 //
-// A server that shows harmless tools until it is trusted and other ones later thus shows the others
-// to nobody. A manifest without a command was written for its server: there, each missing
-// resource is an error, too.
+// So a server that lists harmless tools until it is trusted, and other ones later, cannot offer the others
+// to clients. A manifest without a command was written for its server: there, a missing resource is an
+// error, too.
 const (
 	// settleTime is how long a server may take to list all that was adopted: some register tools
 	// after the handshake.

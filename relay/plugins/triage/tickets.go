@@ -346,6 +346,7 @@ func (p *plugin) changeDue(ctx context.Context) {
 		case isIllegal && illegal.status != "":
 			tk.status = illegal.status // somebody else changed it
 		}
-		// After any other error the ticket stays as it is, until the next event of the alert.
+		// After any other error the ticket stays as it is, until the next event of the alert: ask has
+		// repeated the request as long as that could help.
 	}
 }
