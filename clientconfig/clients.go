@@ -60,7 +60,8 @@ func home(below ...string) func(System) string {
 	return func(s System) string { return filepath.Join(append([]string{s.Home}, below...)...) }
 }
 
-// nextStart is the Restart of clients that read the file when they start.
+// nextStart is the Restart of clients that read the file only when they start. Until then the entry has no
+// effect, and a person would take it for one that does not work.
 const nextStart = "restart it"
 
 // mcpServers is the key that most clients use.

@@ -16,7 +16,9 @@ import (
 // reaches its limit ends the process: recover does not help.
 const maxDepth = 10000
 
-var bom = []byte("\xef\xbb\xbf") // a byte order mark, which some Windows editors write
+// bom is a byte order mark, which some Windows editors write. JSON does not allow one (RFC 8259 §8.1), but
+// clients accept it: it is removed before the text is parsed, and put back.
+var bom = []byte("\xef\xbb\xbf")
 
 // jsonFile is a JSON file, with or without comments, that is edited in place.
 //

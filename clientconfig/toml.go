@@ -135,7 +135,8 @@ func (f *tomlFile) lines(entry []field) string {
 }
 
 // formatTOMLValue writes a string, a []string, or a []EnvVar as an inline table: what entries of TOML
-// files have.
+// files have. A name with other characters than those of a bare key is quoted; only a variable of the user
+// can have such a name.
 func formatTOMLValue(value any) string {
 	switch v := value.(type) {
 	case []string:
