@@ -16,8 +16,8 @@ import (
 // reaches its limit ends the process: recover does not help.
 const maxDepth = 10000
 
-// bom is a byte order mark, which some Windows editors write. JSON does not allow one (RFC 8259 §8.1), but
-// clients accept it: it is removed before the text is parsed, and put back.
+// bom is a byte order mark, which some Windows editors write. A parser may refuse it (RFC 8259 §8.1), as
+// ours does, so it is removed before the text is parsed, and put back.
 var bom = []byte("\xef\xbb\xbf")
 
 // jsonFile is a JSON file, with or without comments, that is edited in place.
