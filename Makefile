@@ -145,7 +145,7 @@ test-slow-packages:
 	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 15m -run 'TestSimulation|TestEveryCallEndsOnce|TestBreakAfterCommand|TestKilledWhileRevoking' ./relay/hub ./relay/auth
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows|TestCallAfterLostConnection' ./relay/kernel ./prober/history ./relay/plugins/process
 	$(GO) test -timeout 15m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
-	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestHostileClient|TestVSCodeClient' ./control
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestHostileClient|TestVSCodeClient|TestHistoryStream|TestHistoryTooLong' ./control
 	$(GO) test -timeout 15m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)

@@ -189,6 +189,9 @@ func (r *rig) end() {
 	r.served <- context.Canceled // it may be called again
 }
 
+// slow reports whether AGENTCTL_SLOW=1 asks for the tests in full.
+func slow() bool { return os.Getenv("AGENTCTL_SLOW") != "" }
+
 // shortDir is a new directory with a path short enough for a socket.
 func shortDir(t testing.TB) string {
 	t.Helper()

@@ -215,9 +215,13 @@ func nan() float64 { var zero float64; return zero / zero }
 var errBug = errors.New("a bug")
 
 // TestHistoryStream checks that a long answer has the length that its header announced,
-// whatever the history returns in the second pass.
+// whatever the history returns in the second pass. With AGENTCTL_SLOW=1 it is longer than maxKeptAnswer.
 func TestHistoryStream(t *testing.T) {
-	const from, n = bubbleStart - 20_000_000, 7_000 // with four modules they are longer than maxKeptAnswer
+	const from = bubbleStart - 20_000_000
+	n, kept := 1000, 64<<10 // with four modules, they are 130 KiB
+	if slow() {
+		n, kept = 7000, 0
+	}
 	all := seconds(from, n)
 	longer := append(tape(nil), all...)
 	for i := range longer {
@@ -232,9 +236,9 @@ func TestHistoryStream(t *testing.T) {
 		check  func(times []int64) bool // nil: the connection is closed
 	}{
 		{"the same", all, nil, func(times []int64) bool { return len(times) == n }},
-		{"the oldest gone", all[n/2:], nil, func(times []int64) bool { return len(times) == n/2 && times[0] == from+n/2*1000 }},
+		{"the oldest gone", all[n/2:], nil, func(times []int64) bool { return len(times) == n/2 && times[0] == from+int64(n)/2*1000 }},
 		{"all gone", nil, nil, func(times []int64) bool { return len(times) == 0 }},
-		{"later ones as well", append(all[:n:n], seconds(from+n*1000, 1000)...), nil, func(times []int64) bool { return len(times) == n }},
+		{"later ones as well", append(all[:n:n], seconds(from+int64(n)*1000, 1000)...), nil, func(times []int64) bool { return len(times) == n }},
 		{"earlier ones as well", append(seconds(from-100_000, 100), all...), nil, func(times []int64) bool { return len(times) >= n-1 && times[0] == from-100_000 }},
 		{"longer ones", longer, nil, func(times []int64) bool { return len(times) > n/2 && len(times) < n }},
 		{"none any more", all[:n/2], errors.New("the card is gone"), nil},
@@ -252,7 +256,7 @@ func TestHistoryStream(t *testing.T) {
 				}
 				return errors.Join(err, tt.err)
 			}}
-			inBubble(t, Options{History: h}, func(t *testing.T, r *rig) {
+			inBubble(t, Options{History: h, keptLimit: kept}, func(t *testing.T, r *rig) {
 				p := r.peer().hello(bridge) // so that events want to come in between
 				body := fmt.Sprintf(`{"jsonrpc":"2.0","id":"stream me","method":"query_history","params":{"from_ts":%d,"to_ts":0,"modules":["cpu","mem","disk","load"]}}`, from-200_000)
 				if err := p.send(body); err != nil {
@@ -298,8 +302,22 @@ func TestHistoryStream(t *testing.T) {
 	}
 }
 
-// TestHistoryTooLong checks that the step in the error makes the answer short enough.
+// TestAnswerLimits checks the limits of a server that got none, which tests of long answers replace.
+func TestAnswerLimits(t *testing.T) {
+	inBubble(t, Options{}, func(t *testing.T, r *rig) {
+		if o := r.srv.o; o.answerLimit != 16<<20 || o.keptLimit != 1<<20 {
+			t.Errorf("an answer has at most %d bytes, of which %d are kept; want 16 MiB and 1 MiB", o.answerLimit, o.keptLimit)
+		}
+	})
+}
+
+// TestHistoryTooLong checks that the step in the error makes the answer short enough. With
+// AGENTCTL_SLOW=1 the limit is maxAnswer.
 func TestHistoryTooLong(t *testing.T) {
+	limit := 2 << 20
+	if slow() {
+		limit = maxAnswer
+	}
 	endless := &historyFunc{query: func(ctx context.Context, _ int, q HistoryQuery, fn func(HistoryRow) error) error {
 		for ts := int64(1_000_000); ts <= q.ToMS; ts += max(1000, q.StepMS) {
 			if err := fn(rowAt(ts)); err != nil {
@@ -308,7 +326,7 @@ func TestHistoryTooLong(t *testing.T) {
 		}
 		return nil
 	}}
-	inBubble(t, Options{History: endless}, func(t *testing.T, r *rig) {
+	inBubble(t, Options{History: endless, answerLimit: limit}, func(t *testing.T, r *rig) {
 		p := r.peer().hello("")
 		m := p.call("query_history", `{"from_ts":0,"to_ts":400000000,"modules":["cpu","mem","disk","load"]}`)
 		if m.code() != CodeInvalidParams || m.field() != "step_ms" {
@@ -316,7 +334,7 @@ func TestHistoryTooLong(t *testing.T) {
 		}
 		detail := m["error"].(map[string]any)["data"].(map[string]any)["detail"].(string)
 		var mb, step int
-		if _, err := fmt.Sscanf(detail, "the answer would be longer than %d MiB: ask with step_ms %d", &mb, &step); err != nil || mb != 16 || step < 2000 {
+		if _, err := fmt.Sscanf(detail, "the answer would be longer than %d MiB: ask with step_ms %d", &mb, &step); err != nil || mb != limit>>20 || step < 2000 {
 			t.Fatalf("%q: %v", detail, err)
 		}
 		nc := r.dial()
@@ -336,7 +354,7 @@ func TestHistoryTooLong(t *testing.T) {
 				in.body(make([]byte, n))
 			}
 		}
-		if n < maxAnswer*3/4 || n > maxAnswer {
+		if n < limit*3/4 || n > limit {
 			t.Errorf("with step_ms %d the answer has %d bytes", step, n)
 		}
 	})

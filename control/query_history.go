@@ -205,15 +205,16 @@ func (q *historyRequest) count(row *HistoryRow) error {
 		q.first = row.TS
 	}
 	q.size, q.last = q.size+n, row.TS
+	limit := q.ss.srv.o.answerLimit
 	switch {
-	case q.length() > maxAnswer:
-		return errParams("step_ms", "the answer would be longer than %d MiB: ask with step_ms %d or more, or for a shorter window, or with a limit", maxAnswer>>20, q.minStep())
+	case q.length() > limit:
+		return errParams("step_ms", "the answer would be longer than %d MiB: ask with step_ms %d or more, or for a shorter window, or with a limit", limit>>20, q.minStep())
 	case q.items == q.max:
 		return errStopQuery
 	case !q.hasAnswerSlot && q.size > maxSmallAnswer && !q.tryAnswerSlot():
 		return errNeedsSlot
 	}
-	q.isLong = q.size > maxKeptAnswer
+	q.isLong = q.size > q.ss.srv.o.keptLimit
 	return nil
 }
 
@@ -225,7 +226,7 @@ func (q *historyRequest) length() int {
 // minStep is the least step, in whole seconds as milliseconds, that makes the answer short
 // enough.
 func (q *historyRequest) minStep() int64 {
-	fitting := maxAnswer / (q.size/q.items + 1) // items of the mean size
+	fitting := q.ss.srv.o.answerLimit / (q.size/q.items + 1) // items of the mean size
 	step := (max(q.end, q.last)-q.first)/int64(fitting) + 1
 	return (step + 999) / 1000 * 1000
 }

@@ -81,6 +81,9 @@ type Options struct {
 
 	// peerOf replaces the kernel in tests without sockets.
 	peerOf func(net.Conn) (uid, gid uint32, err error)
+
+	// answerLimit and keptLimit replace maxAnswer and maxKeptAnswer in tests.
+	answerLimit, keptLimit int
 }
 
 // Server serves the control socket. Its methods may be called from any goroutine.
@@ -157,6 +160,8 @@ func NewServer(o Options) (*Server, error) {
 		s.clock = clock.New(time.Time{}, nil)
 	}
 	s.o.Version = cmp.Or(s.o.Version, "dev")
+	s.o.answerLimit = cmp.Or(s.o.answerLimit, maxAnswer)
+	s.o.keptLimit = cmp.Or(s.o.keptLimit, maxKeptAnswer)
 	if s.o.Allow == nil {
 		s.o.Allow = AllowGroup
 	}

@@ -16,7 +16,7 @@ import (
 // TestVSCodeClient asks the socket with a client of another language and author, which npm installs:
 // with AGENTCTL_SLOW, where there is npm and its registry.
 func TestVSCodeClient(t *testing.T) {
-	if os.Getenv("AGENTCTL_SLOW") == "" {
+	if !slow() {
 		t.Skip("it installs a client; `make test-slow` runs it")
 	}
 	for _, tool := range []string{"node", "npm"} {
