@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -299,5 +301,42 @@ func TestMetricsDocs(t *testing.T) {
 		}
 	default:
 		t.Errorf("the table of metrics in %s is not that of /metrics; write it with: go test ./test -run TestMetricsDocs -update", file)
+	}
+}
+
+// A relay whose address of /metrics is taken does not start if somebody chose that address, by the flag or by
+// the variable: a monitoring system would miss it. The default address is left out instead.
+func TestMetricsAddressTaken(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() }) // after the subtests, which are parallel
+	address := l.Addr().String()
+	for _, tt := range []struct {
+		name      string
+		env, args []string
+	}{
+		{"flag", nil, []string{"--metrics-listen", address}},
+		{"variable", []string{"AGENTCTL_METRICS_LISTEN=" + address}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := exec.Command(binary(t, "agentctl", ""), append([]string{"relay", "--state-dir", t.TempDir(), "--listen", "127.0.0.1:0"}, tt.args...)...)
+			cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}, tt.env...)
+			p, err := startCommand(cmd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.kill()
+			line, err := p.waitLine(func(line string) bool { return strings.Contains(line, `"ready":true`) })
+			if err == nil {
+				t.Fatalf("the relay serves: %s", line)
+			}
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(p.err.String(), "choose another address with --listen or --metrics-listen") {
+				t.Errorf("got exit code %d\n%s\nwant 1 and the advice to choose another address", code, p.err)
+			}
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -41,6 +42,9 @@ func relayCommands() map[string]func() *cobra.Command {
 // defaultMetricsListen is where /metrics is served unless a flag says otherwise. It is loopback, because
 // /metrics needs no token. A second relay of the machine runs without /metrics (run).
 const defaultMetricsListen = "127.0.0.1:8461"
+
+// metricsListenEnv is the variable of --metrics-listen.
+const metricsListenEnv = "AGENTCTL_METRICS_LISTEN"
 
 // relayServe are the flags of relay. Most are variables in o; the others need another unit or type, and
 // setOptions sets the options from them.
@@ -88,7 +92,7 @@ are folders in --plugin-dir.`,
 	serving.AddCertificateFlags(f, &s.o.TLSCert, &s.o.TLSKey)
 	f.BoolVar(&s.o.Insecure, "insecure", false, "serve plain HTTP beyond loopback; only behind a TLS proxy")
 	serving.AddTrustedProxyFlag(f, &s.proxies)
-	f.StringVar(&s.o.MetricsListen, "metrics-listen", cli.EnvOr("AGENTCTL_METRICS_LISTEN", defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
+	f.StringVar(&s.o.MetricsListen, "metrics-listen", cli.EnvOr(metricsListenEnv, defaultMetricsListen), "`HOST:PORT` of /metrics; empty for none [AGENTCTL_METRICS_LISTEN]")
 	f.StringVar(&s.sseListen, "sse-listen", "", "also run the event gateway, on `HOST:PORT` (MCP_INCLUDE_SSE=1 runs it on port MCP_SSE_PORT or 39300)")
 	// Whose calls it takes.
 	f.StringVar(&s.o.Audience, "audience", cli.EnvOr("AGENTCTL_AUDIENCE", ""), "`NAME` for which tokens are issued; stored in the state directory [AGENTCTL_AUDIENCE]")
@@ -157,8 +161,10 @@ func (s *relayServe) run(cmd *cobra.Command) error {
 		log.Warn("the limit of open files stays low", zap.Error(err))
 	}
 	r, err := relay.Open(s.o)
-	if errors.Is(err, syscall.EADDRINUSE) && !cmd.Flags().Changed("metrics-listen") && strings.Contains(err.Error(), s.o.MetricsListen) {
-		// Another relay on this machine has the default port: serve without.
+	isDefault := !cmd.Flags().Changed("metrics-listen") && os.Getenv(metricsListenEnv) == ""
+	if errors.Is(err, syscall.EADDRINUSE) && isDefault && strings.Contains(err.Error(), s.o.MetricsListen) {
+		// Another relay on this machine has the default port: serve without. An address that somebody chose is
+		// not left out, since they expect /metrics there.
 		log.Warn("no /metrics here: the default address is taken; choose one with --metrics-listen", zap.String("address", s.o.MetricsListen))
 		s.o.MetricsListen = ""
 		r, err = relay.Open(s.o)
