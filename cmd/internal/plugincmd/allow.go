@@ -71,12 +71,17 @@ func printPluginBus(cmd *cobra.Command, b *client.PluginBus) error {
 	return t.Flush()
 }
 
+// asksForNothing reports whether a plugin only answers calls, for which it needs no consent.
+func asksForNothing(b *client.PluginBus) bool {
+	return len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0
+}
+
 // allowedText describes where a plugin may act, and who decided it. relayFlags are those of the command
 // that is printed as the next step. Times are in this machine's time zone. By is empty for a plugin of
 // the binary, which is allowed until an operator decides.
 func allowedText(b *client.PluginBus, relayFlags string) string {
 	switch {
-	case len(b.Call)+len(b.Read)+len(b.Subscribe)+len(b.Append) == 0:
+	case asksForNothing(b):
 		return "it asks for nothing"
 	case !b.Allowed:
 		return "no; allow it with: agentctl plugin allow " + b.Name + relayFlags
@@ -122,6 +127,9 @@ scope that the caller lacks.`,
 				}
 				if digest != "" && digest != b.Digest { // as the relay refuses it
 					return cli.Errorf(cli.ExitFailure, "plugin.json has changed since: look at it again with: agentctl plugin show %s%s", cli.ShellQuote(args[0]), cli.RelayHint(cmd))
+				}
+				if asksForNothing(b) { // as the relay refuses it
+					return cli.Errorf(cli.ExitFailure, "plugin.json asks for nothing: it has no key bus")
 				}
 				_, _ = fmt.Fprintf(cmd.OutOrStdout(), "would allow plugin %s:\n", b.Name)
 				return printPluginBus(cmd, b)
