@@ -27,8 +27,9 @@ import (
 const (
 	simBoards      = 20
 	simMinutes     = 10
-	simFastMinutes = 5 // with neither AGENTCTL_SEEDS nor AGENTCTL_SEED
-	simSeeds       = 1 // without AGENTCTL_SEEDS
+	simSeeds       = 1  // without AGENTCTL_SEEDS
+	simFastBoards  = 10 // with neither AGENTCTL_SEEDS nor AGENTCTL_SEED
+	simFastMinutes = 5  // likewise
 )
 
 // fleet is the state of one run.
@@ -38,7 +39,7 @@ type fleet struct {
 
 	mu      sync.Mutex
 	current *testHub // the relay that runs now
-	boards  [simBoards]*simBoard
+	boards  []*simBoard
 	runs    map[string][]time.Time // starts by message
 	counts  map[string]int         // calls by outcome
 	audit   map[string]int         // of relays that have ended
@@ -388,13 +389,14 @@ func (f *fleet) call(b *simBoard, number int) {
 func simulate(t *testing.T, seed uint64) {
 	f := &fleet{t: t, seed: seed, runs: make(map[string][]time.Time), counts: make(map[string]int), audit: make(map[string]int), alerts: make(map[string]int)}
 	f.startRelay()
-	for i := range f.boards {
-		f.boards[i] = &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i))), links: rand.New(rand.NewPCG(seed, uint64(i)+1<<32))}
-		f.boards[i].start()
-	}
-	minutes := simMinutes
+	boardCount, minutes := simBoards, simMinutes
 	if os.Getenv("AGENTCTL_SEEDS") == "" && os.Getenv("AGENTCTL_SEED") == "" {
-		minutes = simFastMinutes // the same as the first minutes of a longer run
+		boardCount, minutes = simFastBoards, simFastMinutes // each has the faults of the first minutes of a longer run
+	}
+	for i := range boardCount {
+		b := &simBoard{f: f, index: i, random: rand.New(rand.NewPCG(seed, uint64(i))), links: rand.New(rand.NewPCG(seed, uint64(i)+1<<32))}
+		f.boards = append(f.boards, b)
+		b.start()
 	}
 	end := time.Now().Add(time.Duration(minutes) * time.Minute)
 	var boards, calls sync.WaitGroup
