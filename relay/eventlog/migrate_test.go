@@ -158,7 +158,10 @@ func oldLog(t testing.TB, events int) (path string) {
 
 // kill -9 during a conversion loses nothing: the next start begins it again.
 func TestMigrateKilled(t *testing.T) {
-	const events = 6_000
+	events, rounds, step := 3_000, 6, 10*time.Millisecond
+	if slow() {
+		events, rounds, step = 6_000, 60, 2*time.Millisecond
+	}
 	path := oldLog(t, events)
 	if r, err := OpenReader(path); err != nil {
 		t.Fatal(err)
@@ -171,10 +174,6 @@ func TestMigrateKilled(t *testing.T) {
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
-	}
-	rounds, step := 6, 20*time.Millisecond
-	if slow() {
-		rounds, step = 60, 2*time.Millisecond
 	}
 	killed := 0
 	for round := range rounds {
@@ -192,7 +191,7 @@ func TestMigrateKilled(t *testing.T) {
 		// Not a Reader: it cannot roll back, which a file needs that was killed as its
 		// write-ahead log was closed.
 		db, n, last := openRaw(t, path), 0, uint64(0)
-		if err := db.QueryRow("SELECT count(*), max(seq) FROM events").Scan(&n, &last); err != nil || n != events || last != uint64(epoch<<12+events-1) {
+		if err := db.QueryRow("SELECT count(*), max(seq) FROM events").Scan(&n, &last); err != nil || n != events || last != uint64(epoch<<12)+uint64(events)-1 {
 			t.Fatalf("round %d: %d events up to %d, %v", round, n, last, err)
 		}
 		format, err := checkFormat(t.Context(), db)
@@ -204,10 +203,10 @@ func TestMigrateKilled(t *testing.T) {
 		}
 	}
 	s := open(t, Options{Path: path})
-	if st := s.Stats(); st.Events != events || st.Calls != events*9/10 || st.Tenants != 3 || killed == 0 {
+	if st := s.Stats(); st.Events != int64(events) || st.Calls != int64(events)*9/10 || st.Tenants != 3 || killed == 0 {
 		t.Errorf("killed %d times; stats %+v", killed, st)
 	}
-	if v, err := s.Verify(t.Context(), VerifyOptions{}); err != nil || len(v.Faults) > 0 || v.Rows != events {
+	if v, err := s.Verify(t.Context(), VerifyOptions{}); err != nil || len(v.Faults) > 0 || v.Rows != int64(events) {
 		t.Errorf("%+v, %v", v, err)
 	}
 	t.Logf("killed %d times", killed)

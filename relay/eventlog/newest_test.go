@@ -13,7 +13,7 @@ import (
 func TestSelectNewest(t *testing.T) {
 	c := newClock()
 	s := start(t, Options{Path: logPath(t), Now: c.now})
-	for n := 0; n < 3*maxPageRows; n += MaxAppend {
+	for n := 0; n < 2*maxPageRows; n += MaxAppend {
 		var group []kernel.Event
 		for i := range MaxAppend {
 			e := event([]string{"call", "ticket.created", "alert.raised", "presence.online"}[i%4], []string{"a", "b", "c"}[i%3], i)

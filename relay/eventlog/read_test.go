@@ -21,7 +21,7 @@ import (
 func TestSelect(t *testing.T) {
 	s := start(t, Options{Path: logPath(t)})
 	var kept []kernel.Event
-	for n := 0; n < 3*maxPageRows; n += MaxAppend {
+	for n := 0; n < 2*maxPageRows; n += MaxAppend {
 		var group []kernel.Event
 		for i := range MaxAppend {
 			e := event([]string{"call", "ticket.created", "ticket.closed", "tickets"}[i%4], []string{"log/level", "log/x", "T_1"}[i%3], i)
