@@ -8,11 +8,15 @@ package atomicfile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
 )
+
+// ErrNotDurable is the error of a file that has its new content: its directory could not be synced.
+var ErrNotDurable = errors.New("a power cut may bring back the old content")
 
 // Replace writes a file of mode 0600. A reader, and a machine that lost its power, find either
 // the old or the new content. Its directory must exist.
@@ -22,8 +26,7 @@ import (
 //
 // The steps are those of a durable rename: write and sync a temporary file in the same
 // directory, rename it, sync the directory. A failure before the rename, such as a full disk, leaves
-// the directory as it was. If the last step fails, the new content is in place, but a power cut may
-// bring back the old one.
+// the directory as it was. If the last step fails, the new content is in place (ErrNotDurable).
 func Replace(path string, data []byte) error { return write(path, data, 0o600, rename) }
 
 // ReplaceMode is Replace with other permission bits.
@@ -81,7 +84,10 @@ func write(path string, data []byte, mode fs.FileMode, place func(temporary, pat
 	if err != nil {
 		return err
 	}
-	return SyncDir(dir)
+	if err := SyncDir(dir); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotDurable, err)
+	}
+	return nil
 }
 
 // Remove removes a file durably. A file that does not exist is no error.

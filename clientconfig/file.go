@@ -28,10 +28,11 @@ var (
 	ErrNotRegular = errors.New("it is not a regular file")
 	ErrReadOnly   = errors.New("the file is read-only")
 	ErrChanged    = errors.New("another program changed the file meanwhile")
+	ErrWritten    = errors.New("it is written") // all other errors leave the file as it was
 )
 
-// FileError reports a file that was not read or not written. The file is as it was, unless the disk failed
-// after the rename, while its directory was synced. Path is the one that the caller gave, also where a
+// FileError reports a file that was not read or not written. The file is as it was, unless the error is
+// ErrWritten: the disk failed after the rename, while its directory was synced. Path is the one that the caller gave, also where a
 // symbolic link leads elsewhere: a person knows that one.
 type FileError struct {
 	Path string
@@ -116,7 +117,8 @@ func (f *File) Write(data []byte) error {
 
 // write replaces the file in an order that loses nothing: check, backup, rename. Between the check and the
 // rename another program can still write the file, and its change is lost; the window is that of writing two
-// files. A failure after the backup leaves the file as it was and the backup equal to it.
+// files. A failure after the backup leaves the file as it was and the backup equal to it, unless it is
+// ErrWritten.
 func (f *File) write(data []byte) error {
 	if f.IsNew { // a file that appears meanwhile is not replaced
 		if err := os.MkdirAll(filepath.Dir(f.target), 0o700); err != nil {
@@ -126,7 +128,7 @@ func (f *File) write(data []byte) error {
 		if errors.Is(err, fs.ErrExist) {
 			return ErrChanged
 		}
-		return err
+		return written(err)
 	}
 	if f.mode&0o200 == 0 { // a rename would replace it all the same
 		return ErrReadOnly
@@ -139,9 +141,17 @@ func (f *File) write(data []byte) error {
 		return ErrChanged
 	}
 	if err := atomicfile.ReplaceMode(f.BackupPath(), f.Data, f.mode); err != nil {
-		return err
+		return fmt.Errorf("write the backup %s: %w", f.BackupPath(), err)
 	}
-	return atomicfile.ReplaceMode(f.target, data, f.mode)
+	return written(atomicfile.ReplaceMode(f.target, data, f.mode))
+}
+
+// written adds ErrWritten to the error of a file that has its new content.
+func written(err error) error {
+	if errors.Is(err, atomicfile.ErrNotDurable) {
+		return fmt.Errorf("%w, but %w", ErrWritten, err)
+	}
+	return err
 }
 
 // maxDiffLine bounds a line of a diff in characters: some clients keep whole conversations on one line.

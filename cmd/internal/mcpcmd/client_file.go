@@ -98,7 +98,7 @@ func (e *fileEdit) apply(cmd *cobra.Command, cl *clientconfig.Client, noChange s
 	return true, err
 }
 
-// explainClientFile adds the next step to an error about a client's file, and says that the file is
+// explainClientFile adds the next step to an error about a client's file, and says whether the file is
 // unchanged, which is what people want to know first.
 func explainClientFile(cl *clientconfig.Client, err error) error {
 	path := ""
@@ -106,6 +106,8 @@ func explainClientFile(cl *clientconfig.Client, err error) error {
 		path = fe.Path
 	}
 	switch {
+	case errors.Is(err, clientconfig.ErrWritten): // first: the error of the disk may be any
+		return cli.Errorf(cli.ExitFailure, "%w\nThe file has the change. Check the disk that it is on", err)
 	case errors.Is(err, clientconfig.ErrNoHTTP):
 		return cli.Errorf(cli.ExitUsage, "%s cannot take the token from its environment, and agentctl writes no token into a file; leave --http", cl.Title)
 	case errors.Is(err, clientconfig.ErrSyntax), errors.Is(err, clientconfig.ErrShape), errors.Is(err, clientconfig.ErrTooLarge), errors.Is(err, clientconfig.ErrNotRegular):
