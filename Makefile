@@ -138,13 +138,14 @@ test-slow-system:
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestRFC0009.*Real$$|TestFleet$$|TestSwapsLoseNothing|TestTicketsSurviveKill|TestKilledDaemon|TestBombs|TestDisk.*Real$$' ./test
 
 test-slow-link:
-	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestChaos|TestResumeModel' ./transport/link
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestChaos|TestResumeModel|TestPolledLinkEndsOnce' ./transport/link
 
 test-slow-packages:
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m ./sqlitefile ./relay/eventlog ./relay/checkup
 	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 15m -run 'TestSimulation|TestEveryCallEndsOnce|TestBreakAfterCommand|TestKilledWhileRevoking' ./relay/hub ./relay/auth
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows|TestCallAfterLostConnection' ./relay/kernel ./prober/history ./relay/plugins/process
 	$(GO) test -timeout 15m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestInspectionsAreBounded' ./handlers
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestHostileClient|TestVSCodeClient|TestHistoryStream|TestHistoryTooLong' ./control
 	$(GO) test -timeout 15m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
 

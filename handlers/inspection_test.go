@@ -3,6 +3,7 @@ package handlers_test
 import (
 	"context"
 	"encoding/json"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,8 +112,16 @@ func (h *hostile) Processes(_ context.Context, q inspect.ProcessQuery) inspect.P
 	return out
 }
 
-// hostileMounts is how many filesystems a hostile machine has: some dozen pages.
-const hostileMounts = 300
+// How many elements a hostile machine has: more than are read at a time, in dozens of pages. With
+// AGENTCTL_SLOW=1 they are several times as many.
+var hostileMounts, hostileInterfaces, hostileRoutes = hostileSize()
+
+func hostileSize() (mounts, interfaces, routes int) {
+	if os.Getenv("AGENTCTL_SLOW") != "" {
+		return 600, 500, 2000
+	}
+	return inspect.MaxFilesystems + 20, inspect.MaxInterfaces + 20, inspect.MaxRoutes + 20
+}
 
 func (h *hostile) Disks(_ context.Context, skip int) inspect.Disks {
 	out := inspect.Disks{Total: hostileMounts, Filesystems: []inspect.Filesystem{}}
@@ -128,7 +137,7 @@ func (h *hostile) Disks(_ context.Context, skip int) inspect.Disks {
 }
 
 func (h *hostile) Network(_ context.Context, q inspect.NetworkQuery) inspect.Network {
-	out := inspect.Network{TotalInterfaces: 500, TotalRoutes: 1000, Interfaces: []inspect.Interface{}, Routes: []inspect.Route{}}
+	out := inspect.Network{TotalInterfaces: hostileInterfaces, TotalRoutes: hostileRoutes, Interfaces: []inspect.Interface{}, Routes: []inspect.Route{}}
 	for i := q.Skip; i < min(out.TotalInterfaces, q.Skip+inspect.MaxInterfaces); i++ {
 		out.Interfaces = append(out.Interfaces, inspect.Interface{Name: strconv.Itoa(i), MAC: h.text(64), Addresses: slices.Repeat([]string{h.text(64)}, 32)})
 	}
@@ -175,7 +184,7 @@ func TestInspectionsAreBounded(t *testing.T) {
 			Routes      []struct{ Destination string }
 			Next        string `json:"next_cursor"`
 		}
-		for kind, want := range map[string]int{manifest.KindDisks: hostileMounts, manifest.KindNetwork: 1500} {
+		for kind, want := range map[string]int{manifest.KindDisks: hostileMounts, manifest.KindNetwork: hostileInterfaces + hostileRoutes} {
 			seen, args, pages := map[string]bool{}, `{}`, 0
 			for ; pages < 1000 && args != ""; pages++ {
 				time.Sleep(time.Second)
