@@ -355,8 +355,13 @@ func TestPolledLinkAnswersPings(t *testing.T) {
 	})
 }
 
-// TestPolledLinkEndsOnce: OnClosed is called once, however a device leaves an idle link.
+// TestPolledLinkEndsOnce: OnClosed is called once, however a device leaves an idle link. With
+// AGENTCTL_SLOW=1 each way is tried 50 times.
 func TestPolledLinkEndsOnce(t *testing.T) {
+	times := 4
+	if slow() {
+		times = 50
+	}
 	plainAndTLS(t, func(t *testing.T, secure bool) {
 		open := startLinks(t, secure)
 		tests := []struct {
@@ -377,7 +382,7 @@ func TestPolledLinkEndsOnce(t *testing.T) {
 		}
 		for _, tt := range tests {
 			t.Run(tt.name, func(t *testing.T) {
-				for i := range 10 {
+				for i := range times {
 					l := open()
 					if i%2 == 0 {
 						waitFor(t, func() bool { return isIdle(l.s) })
