@@ -51,11 +51,16 @@ func clientTLS() *tls.Config {
 
 // eventually waits for what the operating system does asynchronously.
 func eventually(within time.Duration, ok func() bool) bool {
+	return eventuallyEvery(time.Millisecond, within, ok)
+}
+
+// eventuallyEvery is eventually for a condition that is expensive to check.
+func eventuallyEvery(interval, within time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(within); time.Now().Before(end); {
 		if ok() {
 			return true
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(interval)
 	}
 	return ok()
 }

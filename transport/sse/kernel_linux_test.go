@@ -29,7 +29,8 @@ func shrinkSendBuffer(t *testing.T, c *Conn) {
 	}
 }
 
-// socketExists says that the server's socket to a client still exists.
+// socketExists says that the server's socket to a client still exists. It reads all of the kernel's table,
+// which takes a millisecond.
 func socketExists(t *testing.T, client net.Conn) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")

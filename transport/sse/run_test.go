@@ -299,7 +299,7 @@ func TestMaxLingering(t *testing.T) {
 	s.streams.mu.Lock()
 	s.streams.lingering = nil
 	s.streams.mu.Unlock()
-	if !eventually(testTimeout, func() bool { return !socketExists(t, c.Conn) }) {
+	if !eventuallyEvery(50*time.Millisecond, testTimeout, func() bool { return !socketExists(t, c.Conn) }) {
 		t.Error("the kernel keeps the socket")
 	}
 	if _, err := c.events(); err == nil || errors.Is(err, io.EOF) {
