@@ -3,4 +3,4 @@
 package mcp
 
 // The race detector makes each notification several times as expensive.
-const stalledReaderPeers = 6
+const stalledReaderPeers = 4
