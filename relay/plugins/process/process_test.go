@@ -31,7 +31,7 @@ var notes = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	bin := filepath.Join(dir, "run")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput()
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-s -w", "-o", bin, "agentctl/docs/examples/notes").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
