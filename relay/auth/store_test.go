@@ -155,7 +155,8 @@ func TestDiskFull(t *testing.T) {
 	if _, err := s.db.writeDB.Exec("PRAGMA max_page_count = 1"); err != nil { // no page more than there are
 		t.Fatal(err)
 	}
-	list, err := s.Mint(t.Context(), MintRequest{Class: "device", Count: 500})
+	const count = 100 // their rows need more pages
+	list, err := s.Mint(t.Context(), MintRequest{Class: "device", Count: count})
 	if err == nil || list != nil || !strings.Contains(err.Error(), "full disk") || !strings.Contains(err.Error(), "df -h") {
 		t.Fatalf("mint: got %d, %v", len(list), err)
 	}
@@ -172,7 +173,7 @@ func TestDiskFull(t *testing.T) {
 	if _, err := s.db.writeDB.Exec("PRAGMA max_page_count = 100000"); err != nil {
 		t.Fatal(err)
 	}
-	mint(t, s, MintRequest{Class: "device", Count: 500})
+	mint(t, s, MintRequest{Class: "device", Count: count})
 }
 
 // A state directory that fails is reported once, and once when it works again; what is
