@@ -55,7 +55,7 @@ func TestReplaceUnderLoad(t *testing.T) {
 			}
 		})
 	}
-	versions := 30
+	versions := 16
 	if os.Getenv("AGENTCTL_SLOW") != "" {
 		versions = 100
 	}
