@@ -239,17 +239,22 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 	re, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
 	var out, errs bytes.Buffer
-	// Each attempt starts a process, which costs more than what it waits for.
-	ok := poll(100*time.Millisecond, func() bool {
+	for begin := time.Now(); ; {
 		out.Reset()
 		errs.Reset()
 		cmd := command(ts, args[1:])
 		cmd.Stdout, cmd.Stderr = &out, &errs
 		_ = cmd.Run()
-		return re.Match(out.Bytes())
-	})
-	if !ok {
-		ts.Fatalf("%s passed without %s\n%s%s", patience, args[0], &out, &errs)
+		if re.Match(out.Bytes()) {
+			break
+		}
+		waited := time.Since(begin)
+		if waited > patience {
+			ts.Fatalf("%s passed without %s\n%s%s", patience, args[0], &out, &errs)
+		}
+		// Each attempt starts a process, which costs more than what it waits for: what takes long is asked
+		// for less often.
+		time.Sleep(max(100*time.Millisecond, waited/4))
 	}
 	_, _ = ts.Stdout().Write(out.Bytes())
 }
