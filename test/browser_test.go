@@ -98,7 +98,6 @@ func (g *eventsGateway) stop() {
 }
 
 func (g *eventsGateway) post(path, body string) (status int, answer map[string]any) {
-	g.t.Helper()
 	req, _ := http.NewRequest(http.MethodPost, "http://"+g.addr+path, strings.NewReader(body))
 	req.Header.Set("Authorization", "Bearer sub")
 	resp, err := http.DefaultClient.Do(req)
@@ -117,16 +116,31 @@ func (g *eventsGateway) emit(topic, data string) {
 	}
 }
 
-// browse starts the gateway, which allows the page's origin unless its variables say
-// otherwise, opens the page in Chromium, and returns the events that the page reports.
-func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[string]any) <-chan browserEvent {
+// browserFrames is a page with other pages.
+var browserFrames = template.Must(template.New("").Parse(`<!doctype html><meta charset="utf-8"><title>frames</title>{{range .}}<iframe src="{{.}}"></iframe>{{end}}`))
+
+// browserCase is a page that follows a gateway, and what the page must see of it.
+type browserCase struct {
+	name    string
+	gateway *eventsGateway
+	values  map[string]any // of browserPage
+	check   func(t *testing.T, g *eventsGateway, next func(topic string) browserEvent)
+
+	url      string // of the page
+	reported chan browserEvent
+}
+
+// serve starts the gateway, which allows the page's origin unless its variables say otherwise, and
+// serves the page, each on an origin that no other page has.
+func (c *browserCase) serve(ctx context.Context, t *testing.T) {
 	t.Helper()
-	reported := make(chan browserEvent, 100)
-	values["Gateway"], values["Stream"], values["Ingest"] = "http://"+g.addr, gateway.StreamPath, gateway.IngestPath
+	g := c.gateway
+	c.reported = make(chan browserEvent, 100)
+	c.values["Gateway"], c.values["Stream"], c.values["Ingest"] = "http://"+g.addr, gateway.StreamPath, gateway.IngestPath
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		_ = browserPage.Execute(w, values)
+		_ = browserPage.Execute(w, c.values)
 	})
 	mux.HandleFunc("POST /ticket", func(w http.ResponseWriter, _ *http.Request) {
 		status, answer := g.post(gateway.TicketPath, "")
@@ -141,12 +155,23 @@ func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[stri
 		if b, err := io.ReadAll(r.Body); err != nil || json.Unmarshal(b, &s) != nil {
 			t.Errorf("the page says %q, %v", b, err)
 		}
-		reported <- s
+		c.reported <- s
 	})
 	srv := httptest.NewServer(mux)
 	t.Cleanup(srv.Close)
+	c.url = srv.URL
 	g.env = append([]string{"MCP_SSE_ALLOW_ORIGINS=" + srv.URL}, g.env...)
 	g.start(ctx)
+}
+
+// browse opens pages in one Chromium, whose start takes longer than all of the test.
+func browse(ctx context.Context, t *testing.T, urls []string) {
+	t.Helper()
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		_ = browserFrames.Execute(w, urls)
+	}))
+	t.Cleanup(srv.Close)
 	profile, err := os.MkdirTemp("", "agentctl-chromium-")
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +197,6 @@ func browse(ctx context.Context, t *testing.T, g *eventsGateway, values map[stri
 			t.Logf("chromium said\n%s", errs.String())
 		}
 	})
-	return reported
 }
 
 // nextEvent waits for the page's next event, which must have this topic.
@@ -208,59 +232,70 @@ func TestBrowser(t *testing.T) {
 	if follow == nil {
 		t.Fatal("docs/events.md has no block follow.js")
 	}
-	t.Run("ticket", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_HMAC_SECRET=s"}, args: []string{"--state-dir", t.TempDir()}}
-		reported := browse(ctx, t, g, map[string]any{"Follow": template.JS(follow[1])})
-		if s := nextEvent(ctx, t, reported, "status"); string(s.Data) != "401" { // after a preflight with Authorization
-			t.Errorf("a page with a bad token gets %s", s.Data)
-		}
-		g.clients(1)
-		g.emit("log/level", `{"current":"debug"}`)
-		g.emit("other", `0`)
-		g.emit("build", `1`)
-		if s := nextEvent(ctx, t, reported, "log/level"); string(s.Data) != `{"current":"debug"}` || s.ID == "" {
-			t.Errorf("the page saw %s %s", s.ID, s.Data)
-		}
-		first := nextEvent(ctx, t, reported, "build")
-		g.stop()
-		g.start(ctx)
-		g.emit("build", `2`) // before the page is back
-		g.clients(1)
-		g.emit("build", `3`)
-		for i, want := range []string{"2", "3"} {
-			if s := nextEvent(ctx, t, reported, "build"); string(s.Data) != want || s.ID <= first.ID {
-				t.Errorf("event %d after the restart is %s %s", i, s.ID, s.Data)
-			}
-		}
-		g.stop()
-	})
-	t.Run("open", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		g := &eventsGateway{t: t, addr: freeAddr(t), args: []string{"--state-dir", t.TempDir()}}
-		reported := browse(ctx, t, g, map[string]any{})
-		nextEvent(ctx, t, reported, "open")
-		g.emit("build", `"a"`)
-		first := nextEvent(ctx, t, reported, "build")
-		g.stop()
-		g.start(ctx)
-		g.emit("build", `"b"`)
-		nextEvent(ctx, t, reported, "open")
-		if s := nextEvent(ctx, t, reported, "build"); string(s.Data) != `"b"` || s.ID <= first.ID {
-			t.Errorf("after the restart the page saw %s %s", s.ID, s.Data)
-		}
-		g.stop()
-	})
-	t.Run("foreign", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		g := &eventsGateway{t: t, addr: freeAddr(t), env: []string{"MCP_SSE_ALLOW_ORIGINS=https://elsewhere.example"}}
-		nextEvent(ctx, t, browse(ctx, t, g, map[string]any{}), "closed")
-		g.clients(0)
-		g.stop()
-	})
+	cases := []*browserCase{
+		{name: "ticket", values: map[string]any{"Follow": template.JS(follow[1])},
+			gateway: &eventsGateway{env: []string{"MCP_SSE_AUTH_TOKEN=sub", "MCP_SSE_HMAC_SECRET=s"}, args: []string{"--state-dir", t.TempDir()}},
+			check: func(t *testing.T, g *eventsGateway, next func(topic string) browserEvent) {
+				if s := next("status"); string(s.Data) != "401" { // after a preflight with Authorization
+					t.Errorf("a page with a bad token gets %s", s.Data)
+				}
+				g.clients(1)
+				g.emit("log/level", `{"current":"debug"}`)
+				g.emit("other", `0`)
+				g.emit("build", `1`)
+				if s := next("log/level"); string(s.Data) != `{"current":"debug"}` || s.ID == "" {
+					t.Errorf("the page saw %s %s", s.ID, s.Data)
+				}
+				first := next("build")
+				g.stop()
+				g.start(t.Context())
+				g.emit("build", `2`) // before the page is back
+				g.clients(1)
+				g.emit("build", `3`)
+				for i, want := range []string{"2", "3"} {
+					if s := next("build"); string(s.Data) != want || s.ID <= first.ID {
+						t.Errorf("event %d after the restart is %s %s", i, s.ID, s.Data)
+					}
+				}
+			}},
+		{name: "open", values: map[string]any{},
+			gateway: &eventsGateway{args: []string{"--state-dir", t.TempDir()}},
+			check: func(t *testing.T, g *eventsGateway, next func(topic string) browserEvent) {
+				next("open")
+				g.emit("build", `"a"`)
+				first := next("build")
+				g.stop()
+				g.start(t.Context())
+				g.emit("build", `"b"`)
+				next("open")
+				if s := next("build"); string(s.Data) != `"b"` || s.ID <= first.ID {
+					t.Errorf("after the restart the page saw %s %s", s.ID, s.Data)
+				}
+			}},
+		{name: "foreign", values: map[string]any{},
+			gateway: &eventsGateway{env: []string{"MCP_SSE_ALLOW_ORIGINS=https://elsewhere.example"}},
+			check: func(_ *testing.T, g *eventsGateway, next func(topic string) browserEvent) {
+				next("closed")
+				g.clients(0)
+			}},
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel) // when the subtests have ended
+	var urls []string
+	for _, c := range cases {
+		c.gateway.t, c.gateway.addr = t, freeAddr(t)
+		c.serve(ctx, t)
+		urls = append(urls, c.url)
+	}
+	browse(ctx, t, urls)
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.gateway.t = t
+			c.check(t, c.gateway, func(topic string) browserEvent { t.Helper(); return nextEvent(ctx, t, c.reported, topic) })
+			c.gateway.stop()
+		})
+	}
 }
 
 // clients waits until the gateway has n subscribers.
