@@ -148,8 +148,8 @@ func firstItems[T any](s *Store, d *db, t *table, b *buffer[T], decode func([]dr
 	if d != nil {
 		err := d.each(t.scan, func(row []driver.Value) bool {
 			items = append(items, decode(row))
-			return true
-		}, first, upto, int64(limit))
+			return len(items) < limit
+		}, first, upto)
 		if err != nil {
 			return nil, 0, err
 		}

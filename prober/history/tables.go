@@ -5,8 +5,8 @@ package history
 type table struct {
 	shift uint8 // id = ts << shift + key; samples have no key
 
-	// scan and reverse select the rows of a range of ids, in ascending order and a limited
-	// number, and in descending order.
+	// scan and reverse select the rows of a range of ids, in ascending and in descending order. They
+	// have no LIMIT ?: SQLite plans with its value, and so compiles the statement again for each execution.
 	scan, reverse string
 	// nth selects the nth id of a range. The cost grows with n, which is small everywhere
 	// but in remove.
@@ -26,7 +26,7 @@ func newTable(name, id, columns string, shift uint8) *table {
 	where := " FROM " + name + " WHERE " + id + " BETWEEN ? AND ?"
 	return &table{
 		shift:   shift,
-		scan:    "SELECT " + columns + where + " ORDER BY " + id + " LIMIT ?",
+		scan:    "SELECT " + columns + where + " ORDER BY " + id,
 		reverse: "SELECT " + columns + where + " ORDER BY " + id + " DESC",
 		nth:     "SELECT " + id + where + " ORDER BY " + id + " LIMIT 1 OFFSET ?",
 		remove:  "DELETE" + where,
