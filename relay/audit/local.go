@@ -24,15 +24,32 @@ import (
 // outcome that cannot be written is reported to unrecorded, since the change is made. So a begin without
 // an outcome means that the process was killed or the disk failed, and that the change may be made.
 func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error, unrecorded func(error)) error {
+	return LocalChanges(dir, r, func(r *kernel.Record) ([]Subject, error) { return nil, change(r) }, unrecorded)
+}
+
+// Subject is what one change of several is about.
+type Subject struct{ NodeID, Target string }
+
+// LocalChanges is LocalChange for a change of several subjects, such as many new tokens. The outcome has
+// one line for each that change returns; without any it has one line, with what the record says.
+func LocalChanges(dir string, r kernel.Record, change func(*kernel.Record) ([]Subject, error), unrecorded func(error)) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Begun
-	if err := appendLocal(dir, &r); err != nil {
+	if err := appendLocal(dir, r); err != nil {
 		return fmt.Errorf("nothing was changed, because the audit log cannot be written: %w", err)
 	}
-	err := change(&r)
+	subjects, err := change(&r)
 	if r.Decision = kernel.Allowed; err != nil {
 		r.Decision = kernel.Failed
 	}
-	if e := appendLocal(dir, &r); e != nil {
+	if len(subjects) == 0 {
+		subjects = []Subject{{r.NodeID, r.Target}}
+	}
+	outcome := make([]kernel.Record, len(subjects))
+	for i, s := range subjects {
+		outcome[i] = r
+		outcome[i].NodeID, outcome[i].Target = s.NodeID, s.Target
+	}
+	if e := appendLocal(dir, outcome...); e != nil {
 		unrecorded(e)
 	}
 	return err
@@ -43,7 +60,7 @@ func LocalChange(dir string, r kernel.Record, change func(*kernel.Record) error,
 // is made even if the line cannot be written; the caller reports that error.
 func RecordLocal(dir string, r kernel.Record) error {
 	r.Actor, r.TraceID, r.Decision = localActor(), newTraceID(), kernel.Allowed
-	return appendLocal(dir, &r)
+	return appendLocal(dir, r)
 }
 
 func localActor() string { return "local:" + strconv.Itoa(os.Getuid()) }
@@ -54,10 +71,10 @@ func newTraceID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// appendLocal appends a line and syncs it. A relay that runs appends to the same file: each writes
-// whole lines with one write, at the end (O_APPEND). One that rotates it between the opening and the
-// write has the line in the part before.
-func appendLocal(dir string, r *kernel.Record) (err error) {
+// appendLocal appends a line for each record and syncs them. A relay that runs appends to the same file: each
+// writes whole lines with one write, at the end (O_APPEND). One that rotates it between the opening and the
+// write has the lines in the part before.
+func appendLocal(dir string, records ...kernel.Record) (err error) {
 	path := filepath.Join(dir, FileName)
 	_, statErr := os.Lstat(path)
 	f, err := openRegular(path)
@@ -74,12 +91,15 @@ func appendLocal(dir string, r *kernel.Record) (err error) {
 	if err != nil {
 		return err
 	}
-	var line []byte
+	var lines []byte
 	if torn { // as after a power cut
-		line = append(line, '\n')
+		lines = append(lines, '\n')
 	}
-	line = appendLine(line, &entry{record: *r, unixNano: time.Now().UnixNano()})
-	if _, err := f.Write(line); err != nil {
+	now := time.Now().UnixNano()
+	for _, r := range records {
+		lines = appendLine(lines, &entry{record: r, unixNano: now})
+	}
+	if _, err := f.Write(lines); err != nil {
 		return err
 	}
 	return f.Sync()

@@ -56,6 +56,36 @@ func TestLocalChange(t *testing.T) {
 	}
 }
 
+// A change of several subjects has one begin and a line for each of them, of the same trace. One that fails has
+// a single line.
+func TestLocalChanges(t *testing.T) {
+	dir := t.TempDir()
+	unrecorded := func(err error) { t.Error(err) }
+	subjects := []Subject{{"N1", "T1"}, {"N2", "T2"}}
+	change := func(*kernel.Record) ([]Subject, error) { return subjects, nil }
+	if err := LocalChanges(dir, kernel.Record{Tenant: "a", Tool: "tokens.create"}, change, unrecorded); err != nil {
+		t.Fatal(err)
+	}
+	failure := errors.New("no")
+	if err := LocalChanges(dir, kernel.Record{Tool: "tokens.create"}, func(*kernel.Record) ([]Subject, error) { return nil, failure }, unrecorded); err != failure {
+		t.Error(err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, FileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	for i, want := range []string{`"decision":"begin"`, `"target":"T1","decision":"allow"`, `"target":"T2","decision":"allow"`, `"decision":"begin"`, `"decision":"fail"`} {
+		if i >= len(lines) || !strings.Contains(lines[i], want) {
+			t.Fatalf("line %d has no %s: %q", i, want, lines)
+		}
+	}
+	trace := func(line string) string { _, id, _ := strings.Cut(line, `"trace_id":"`); return id }
+	if len(lines) != 5 || trace(lines[0]) != trace(lines[1]) || trace(lines[1]) != trace(lines[2]) {
+		t.Errorf("want 5 lines, the first three of one trace: %q", lines)
+	}
+}
+
 // While the audit log cannot be written nothing is changed.
 func TestLocalChangeWithoutDisk(t *testing.T) {
 	dir := t.TempDir()

@@ -39,6 +39,15 @@ func (s *Store) TenantTokens(ctx context.Context, tenant, before string, limit i
 	return list, more, err
 }
 
+// TokenTenant returns the tenant of a token; "" if none is recorded here with this jti.
+func (s *Store) TokenTenant(ctx context.Context, jti string) (string, error) {
+	list, err := s.listTokens(ctx, "t.jti = ?", jti)
+	if err != nil || len(list) == 0 {
+		return "", err
+	}
+	return list[0].Tenant, nil
+}
+
 // listTokens lists the tokens that a condition selects.
 func (s *Store) listTokens(ctx context.Context, where string, args ...any) ([]TokenInfo, error) {
 	now := s.now()

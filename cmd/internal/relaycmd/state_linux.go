@@ -43,10 +43,19 @@ func openStore(cmd *cobra.Command, dir string, existing bool) (*auth.Store, erro
 // outcome cannot be recorded afterwards, the change stays and the command warns. Both lines have the
 // actor local:UID, of the user who typed the command (0 with sudo).
 func localChange(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, change func(*kernel.Record) error) error {
+	return localChanges(cmd, dir, r, dryRun, func(r *kernel.Record) ([]changed, error) { return nil, change(r) })
+}
+
+// changed is what one change of several is about: a node and a target of the audit log.
+type changed = audit.Subject
+
+// localChanges is localChange for a change of several tokens: the outcome has a line for each.
+func localChanges(cmd *cobra.Command, dir string, r kernel.Record, dryRun bool, change func(*kernel.Record) ([]changed, error)) error {
 	if dryRun {
-		return change(&r)
+		_, err := change(&r)
+		return err
 	}
-	return audit.LocalChange(dir, r, change, func(err error) {
+	return audit.LocalChanges(dir, r, change, func(err error) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "warning: the change is made, but its outcome is not in the audit log: %v\n", err)
 	})
 }

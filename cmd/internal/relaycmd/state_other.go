@@ -25,6 +25,12 @@ func scopesOfPlugins(*auth.Store, string, ...[]string) (pluginScopes, error) {
 
 func localPluginScopes(string) []string { return nil }
 
+type changed struct{ NodeID, Target string }
+
+func localChanges(*cobra.Command, string, kernel.Record, bool, func(*kernel.Record) ([]changed, error)) error {
+	return errNoStateDir()
+}
+
 func localChange(*cobra.Command, string, kernel.Record, bool, func(*kernel.Record) error) error {
 	return errNoStateDir()
 }

@@ -37,7 +37,7 @@ func (f *tokenFlags) isRemote(cmd *cobra.Command) bool {
 
 // create creates tokens, in a state directory or by asking a relay. In the state directory the change is
 // recorded in the audit log before it is made (localChange). Errors of the request itself are usage errors
-// either way. The line with the outcome names the first token only; token ls has the others of --count.
+// either way. The outcome has a line for each token of --count.
 //
 // The first token makes the state directory of a new relay; a dry run does not, and fails without one.
 //
@@ -58,11 +58,12 @@ func (f *tokenFlags) create(cmd *cobra.Command, req auth.MintRequest) ([]auth.Mi
 	}
 	req.PluginScopes = dir.scopes
 	var created []auth.Minted
-	err = localChange(cmd, f.stateDir, kernel.Record{Tenant: req.Tenant, Tool: "tokens.create"}, req.DryRun, func(r *kernel.Record) (err error) {
-		if created, err = s.Mint(cmd.Context(), req); err == nil {
-			r.NodeID, r.Target = created[0].NodeID, created[0].JTI
+	err = localChanges(cmd, f.stateDir, kernel.Record{Tenant: req.Tenant, Tool: "tokens.create"}, req.DryRun, func(*kernel.Record) (list []changed, err error) {
+		created, err = s.Mint(cmd.Context(), req)
+		for _, m := range created {
+			list = append(list, changed{NodeID: m.NodeID, Target: m.JTI})
 		}
-		return err
+		return list, err
 	})
 	if errors.Is(err, auth.ErrRequest) || errors.Is(err, auth.ErrNoNode) {
 		err = cli.Errorf(cli.ExitUsage, "%w", dir.explain(err))
@@ -106,6 +107,12 @@ func (f *tokenFlags) revoke(cmd *cobra.Command, req auth.RevokeRequest) (int, er
 		defer func() { _ = s.Close() }()
 		n := 0
 		r := kernel.Record{Tenant: req.Tenant, Tool: "tokens.revoke", Target: cmp.Or(req.JTI, req.Subject, req.Node, req.Tenant)}
+		if jti, ok := manifest.ParseULID(req.JTI); ok {
+			r.Target = jti
+			if r.Tenant, err = s.TokenTenant(cmd.Context(), jti); err != nil {
+				return 0, err
+			}
+		}
 		err = localChange(cmd, f.stateDir, r, req.DryRun, func(*kernel.Record) (err error) {
 			n, err = s.Revoke(cmd.Context(), req)
 			return err

@@ -75,6 +75,9 @@ can often read too, which commands refuse to use.`,
 				return err
 			}
 			if req.DryRun {
+				if out.Format != "" {
+					return cli.PrintList(&out, cmd, created, nil)
+				}
 				m := created[0]
 				fmt.Fprintf(cmd.OutOrStdout(), "would create %d %s token(s) of tenant %s, until %s, with the scopes %s%s\n", len(created), m.Class, m.Tenant, expiryText(m.Expires), m.Scopes, topicLimit(m.Topics))
 				return nil
