@@ -143,7 +143,7 @@ test-slow-link:
 test-slow-packages:
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m ./sqlitefile ./relay/eventlog ./relay/checkup
 	AGENTCTL_SLOW=1 AGENTCTL_SEEDS=30 $(GO) test -timeout 15m -run 'TestSimulation|TestEveryCallEndsOnce|TestBreakAfterCommand|TestKilledWhileRevoking' ./relay/hub ./relay/auth
-	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows|TestCallAfterLostConnection' ./relay/kernel ./prober/history ./relay/plugins/process
+	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestReplaceUnderLoad|TestBucketsAgreeWithRows|TestCallAfterLostConnection|TestSeqAtOfManyEvents' ./relay/kernel ./prober/history ./relay/plugins/process ./relay
 	$(GO) test -timeout 15m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestInspectionsAreBounded' ./handlers
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestHostileClient|TestVSCodeClient|TestHistoryStream|TestHistoryTooLong' ./control

@@ -69,8 +69,8 @@ func (b busEvents) Follow(ctx context.Context, after uint64, tenants []string, f
 	})
 }
 
-// SeqAt implements process.Events. It reads at most maxSearchRows events from the end of the log, so
-// the number is too late if there are more within age.
+// SeqAt implements process.Events. It reads all events within age, however many there are: a plugin
+// must not miss one. So one plugin reads at a time.
 func (b busEvents) SeqAt(ctx context.Context, age time.Duration) (uint64, error) {
 	select {
 	case b.searching <- struct{}{}:
