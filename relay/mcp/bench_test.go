@@ -3,6 +3,7 @@ package mcp
 import (
 	"bufio"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -29,6 +30,7 @@ func TestMain(m *testing.M) {
 		benchServer(kind)
 		return
 	}
+	_ = flag.Set("test.parallel", "8") // the parallel tests wait, most for notifyInterval; -parallel overrides it
 	os.Exit(m.Run())
 }
 

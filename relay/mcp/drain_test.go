@@ -44,6 +44,7 @@ func (s *slow) Call(ctx context.Context, _ *kernel.Request) (*kernel.Result, err
 // TestStopAnswersCalls: a call that is in progress when the relay stops has a moment to end, and is
 // then answered with its outcome, in every way that a call can be carried.
 func TestStopAnswersCalls(t *testing.T) {
+	t.Parallel()
 	const boardTool, pluginTool = "sysecho." + nodeA + ".echo.invoke", "slow.wait"
 	for _, tt := range []struct {
 		name, tool string

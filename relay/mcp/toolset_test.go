@@ -186,6 +186,7 @@ func TestToolsetInSession(t *testing.T) {
 // TestToolsetIsNotified: a client whose list has no boards is not asked to list again when one comes or
 // goes, and one whose list has boards is.
 func TestToolsetIsNotified(t *testing.T) {
+	t.Parallel() // it waits for notifyInterval
 	eras(t, func(t *testing.T, version string) {
 		e := newEnv(t, Options{})
 		loadToolsets(e)

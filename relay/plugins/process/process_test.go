@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -40,6 +41,7 @@ var notes = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	stopGrace, drainTimeout = 500*time.Millisecond, time.Second
+	_ = flag.Set("test.parallel", "8") // the parallel tests wait for processes and listQuiet; -parallel overrides it
 	code := m.Run()
 	if bin, err := notes(); err == nil {
 		_ = os.RemoveAll(filepath.Dir(bin))
