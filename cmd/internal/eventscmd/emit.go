@@ -39,9 +39,10 @@ func newEmit() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "emit TOPIC JSON|-",
 		Short: "Publish an event to the gateway, best effort, for scripts",
-		Long: `Publish one event to the event gateway; - reads the JSON from stdin. Publishing is best effort:
-after at most 1 s the command gives up, prints the reason on stderr and exits with 0, so that a
-script continues. With --strict the exit code reports the failure.
+		Long: `Publish one event to the event gateway; - reads the JSON from stdin, to its end. Publishing is best
+effort: after at most 1 s, in which reading stdin does not count, the command gives up, prints the
+reason on stderr and exits with 0, so that a script continues. With --strict the exit code reports
+the failure.
 
 The gateway is the one at --url or MCP_SSE_INGEST_URL, otherwise the one on this machine at port
 MCP_SSE_PORT or 39300. The token comes from --token-file, MCP_SSE_INGEST_TOKEN or
