@@ -133,10 +133,12 @@ func parseCursor(args []byte) (in cursorInput, skip int, err error) {
 	return in, skip, err
 }
 
-// checkCursor refuses a cursor beyond the end of the list. The end itself is accepted: the list may
-// have become shorter since the page before.
-func checkCursor(skip, total int) error {
-	if skip > total {
+// checkCursor refuses a cursor beyond the end of the lists. The end itself is accepted: a list may have
+// become shorter since the page before. While one of the lists is unfinished, total lacks what it has, and
+// nothing is refused.
+func checkCursor(skip, total int, unfinished []string, lists ...string) error {
+	isUnread := func(list string) bool { return slices.Contains(unfinished, list) }
+	if skip > total && !slices.ContainsFunc(lists, isUnread) {
 		return manifest.E(manifest.ManifestInvalid, "argument cursor: not of a page with these arguments")
 	}
 	return nil
@@ -222,7 +224,7 @@ func (o *InspectionOptions) disks(ctx context.Context, args []byte) (any, error)
 		return nil, err
 	}
 	d := o.Machine.Disks(ctx, skip)
-	if err := checkCursor(skip, d.Total); err != nil {
+	if err := checkCursor(skip, d.Total, d.Unfinished, "filesystems"); err != nil {
 		return nil, err
 	}
 	free := maxPageSize - answerReserve
@@ -242,7 +244,7 @@ func (o *InspectionOptions) network(ctx context.Context, args []byte) (any, erro
 	}
 	n := o.Machine.Network(ctx, inspect.NetworkQuery{Interface: in.Interface, Skip: skip})
 	total := n.TotalInterfaces + n.TotalRoutes
-	if err := checkCursor(skip, total); err != nil {
+	if err := checkCursor(skip, total, n.Unfinished, "interfaces", "routes"); err != nil {
 		return nil, err
 	}
 	free := maxPageSize - answerReserve

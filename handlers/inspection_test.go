@@ -212,3 +212,25 @@ func TestInspectionsAreBounded(t *testing.T) {
 		}
 	})
 }
+
+// unreadable is a machine whose lists could not be read in time.
+type unreadable struct{ hostile }
+
+func (*unreadable) Disks(context.Context, int) inspect.Disks {
+	return inspect.Disks{Filesystems: []inspect.Filesystem{}, Unfinished: []string{"filesystems"}}
+}
+
+func (*unreadable) Network(context.Context, inspect.NetworkQuery) inspect.Network {
+	return inspect.Network{TotalInterfaces: 3, Interfaces: []inspect.Interface{}, Routes: []inspect.Route{}, Unfinished: []string{"routes"}}
+}
+
+// A cursor is not refused because the list could not be read for its page: the total is not known then.
+func TestCursorOfUnreadList(t *testing.T) {
+	call := inspected(t, handlers.InspectionOptions{Machine: new(unreadable), Modules: new(hostile), Doctor: func(context.Context) *handlers.DoctorReport { return new(handlers.DoctorReport) }})
+	for _, kind := range []string{manifest.KindDisks, manifest.KindNetwork} {
+		raw, err := call(kind, `{"cursor":"64"}`)
+		if err != nil || !strings.Contains(raw, `"unfinished":["`) || strings.Contains(raw, "next_cursor") {
+			t.Errorf("%s: got %s, %v; want an unfinished answer without a next page", kind, raw, err)
+		}
+	}
+}
