@@ -164,14 +164,17 @@ var hypervisors = []struct{ word, name string }{
 	{"Xen", "xen"}, {"Microsoft Corporation Virtual", "hyperv"}, {"Amazon EC2", "amazon"}, {"Google Compute", "google"},
 }
 
+// engineMarks are files that engines leave in the root directory of a container. The first that is there
+// decides, in the order of systemd-detect-virt(1).
+var engineMarks = []struct{ file, engine string }{{"run/.containerenv", "podman"}, {".dockerenv", "docker"}}
+
 // virtualization is the container that systemd or the engine reports, else the hypervisor that the
 // firmware names, else "vm" if the processor has the flag hypervisor.
 func (m *Machine) virtualization(ctx context.Context) func(*Info) {
 	name := readText(m.path("run/systemd/container"), maxName)
-	// Marks that the engines leave in the root directory of a container.
-	for file, engine := range map[string]string{".dockerenv": "docker", "run/.containerenv": "podman"} {
-		if _, err := os.Stat(m.path(file)); name == "" && err == nil {
-			name = engine
+	for _, mark := range engineMarks {
+		if _, err := os.Stat(m.path(mark.file)); name == "" && err == nil {
+			name = mark.engine
 		}
 	}
 	dmi := m.path("sys/class/dmi/id") + "/"

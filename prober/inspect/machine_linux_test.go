@@ -41,6 +41,16 @@ func within(t testing.TB, d time.Duration) context.Context {
 	return ctx
 }
 
+// Of several marks of engines the first one counts, in the order of systemd-detect-virt(1).
+func TestVirtualizationMarks(t *testing.T) {
+	m := tree(t, map[string]string{".dockerenv": "", "run/.containerenv": ""})
+	for range 20 {
+		if got := m.Info(within(t, 10*time.Second)).Virtualization; got != "podman" {
+			t.Fatalf("got %q, want podman", got)
+		}
+	}
+}
+
 func TestInfo(t *testing.T) {
 	m := tree(t, map[string]string{
 		"proc/sys/kernel/hostname": "attic\n",
