@@ -2,12 +2,16 @@ package relay
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
 	"agentctl/relay/eventlog"
 	"agentctl/relay/kernel"
+	"agentctl/relay/plugins/control"
+	"agentctl/relay/plugins/process"
 )
 
 // A subscription that begins some time ago has all events since then, also those that a search would not
@@ -44,5 +48,24 @@ func TestSeqAtOfManyEvents(t *testing.T) {
 	err = r.events.Select(t.Context(), eventlog.Query{After: before, To: after, Types: []string{"alert.raised"}}, func(kernel.Event) error { missed++; return nil })
 	if err != nil || missed > 0 {
 		t.Errorf("%d events of the last ten minutes are missed: %v", missed, err)
+	}
+}
+
+// No folder of the plugin directory can have the name of a built-in plugin. Triage speaks the protocol of external
+// plugins: with it disabled, its name is free.
+func TestBuiltinNamesAreReserved(t *testing.T) {
+	r, err := Open(Options{StateDir: t.TempDir(), Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = r.Close() }()
+	names := append(slices.Collect(maps.Keys(r.builtins)), control.Name, PluginConformance)
+	if len(names) < 5 {
+		t.Errorf("got only the built-in plugins %v", names)
+	}
+	for _, name := range names {
+		if process.CheckName(name) == nil {
+			t.Errorf("a plugin of the plugin directory can be named %s", name)
+		}
 	}
 }

@@ -43,9 +43,11 @@ var tempFolders = [2]string{"tmp", "tmp2"}
 // folderName is the form of a plugin's name, which is also the name of its folder.
 var folderName = lazyregexp.New(`^[a-z][a-z0-9_]{0,31}$`)
 
-// reservedNames are names whose tools or resources belong to the relay. The names of boards' tools begin
-// with sys or sysecho; agents, devices and schemas are hosts in URIs of the relay's resources.
-var reservedNames = []string{"kernel", "tickets", "agents", "devices", "schemas", "sys", "sysecho"}
+// reservedNames are names whose tools or resources belong to the relay. kernel to conformance are built-in plugins.
+// The names of boards' tools begin with sys or sysecho; agents, devices and schemas are hosts in URIs of
+// the relay's resources. Names of Options.Bundled are not among them: a relay without that plugin leaves its name
+// to a folder.
+var reservedNames = []string{"kernel", "tickets", "directory", "fleet", "conformance", "agents", "devices", "schemas", "sys", "sysecho"}
 
 // CheckName returns why a name cannot be that of a plugin.
 func CheckName(name string) error {
