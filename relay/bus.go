@@ -140,9 +140,6 @@ func (c consents) Set(ctx context.Context, name, digest string, tenants []string
 	if _, err := c.r.store.SetConsent(ctx, auth.Consent{Plugin: name, Digest: p.Digest, Tenants: tenants, Actor: actor}, refresh); err != nil {
 		return nil, err
 	}
-	// Once the decision is durable: connections of the plugin are notified, and subscriptions that are
-	// no longer allowed end.
-	c.r.bus.Refresh(name)
 	return c.describe(p), nil
 }
 

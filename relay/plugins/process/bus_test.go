@@ -469,8 +469,12 @@ func newNotesPlugin(t *testing.T, bus string) (*busPlugin, *busHarness) {
 	t.Helper()
 	p := &busPlugin{name: "notes", bus: bus, notify: make(chan string, 64)}
 	r := newBusHarness(t, p)
+	// The first one is of the start. If the consent came before it, there would be two of the same.
+	for p.notification(t) != `consent {"tenants":[]}` {
+	}
 	r.allow(p, "default")
-	for p.notification(t) != `consent {"tenants":["default"]}` {
+	if got, want := p.notification(t), `consent {"tenants":["default"]}`; got != want {
+		t.Fatalf("got %s, want %s", got, want)
 	}
 	return p, r
 }
