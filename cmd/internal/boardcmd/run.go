@@ -187,7 +187,6 @@ func (o *runOptions) run(cmd *cobra.Command) error {
 	if o.mock > 0 {
 		err = o.runMocks(ctx, log)
 	} else {
-		cmd.Root().ResetCommands() // the daemon would hold all commands and their flags in memory
 		var d *daemon.Daemon
 		if d, err = daemon.New(daemon.Options{Source: source, Config: o.cfg, Build: Build(), Log: log, Level: level, Reload: hup, OwnsProcess: true, Doctor: InsideDoctor()}); err == nil {
 			err = d.Run(ctx)
