@@ -100,8 +100,7 @@ func (c *callers) send(one *caller) error {
 	*c.next++
 	one.out, one.in = c.request(one.out[:0], one.head, *c.next), one.in[:0]
 	one.sent = time.Now()
-	_, err := unix.Write(one.fd, one.out)
-	return err
+	return write(one.fd, one.out)
 }
 
 // receive reads what there is, and takes the caller back when its answer is complete.
@@ -218,9 +217,11 @@ func dialFD(addr string) (int, error) {
 		return -1, err
 	}
 	bound := unix.NsecToTimeval((5 * time.Second).Nanoseconds())
-	err = errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &bound), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &bound),
-		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
-		unix.Connect(fd, &unix.SockaddrInet4{Port: a.Port, Addr: [4]byte(a.IP.To4())}))
+	// The bounds come after connect: on a socket that has them, a signal of the runtime ends a call with
+	// EINTR (signal(7)), and a connect cannot be repeated as a read can.
+	err = errors.Join(unix.Connect(fd, &unix.SockaddrInet4{Port: a.Port, Addr: [4]byte(a.IP.To4())}),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &bound), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &bound),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1))
 	if err != nil {
 		closeFD(fd)
 		return -1, err
@@ -237,11 +238,20 @@ func read(fd int, b []byte) (int, error) {
 	}
 }
 
+// write is write(2), again when a signal of the runtime interrupts it before a byte is written.
+func write(fd int, b []byte) error {
+	for {
+		if _, err := unix.Write(fd, b); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
 func closeFD(fd int) { _ = unix.Close(fd) }
 
 // exchange writes a request and reads until its answer is complete.
 func exchange(fd int, request []byte, answered func([]byte) (bool, error)) ([]byte, error) {
-	if _, err := unix.Write(fd, request); err != nil {
+	if err := write(fd, request); err != nil {
 		return nil, err
 	}
 	var in []byte
