@@ -147,7 +147,7 @@ test-slow-packages:
 	$(GO) test -timeout 15m -run 'TestMemory|TestMuchWithoutATime|TestQueryCost|TestSeriesCost' ./prober/history
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestInspectionsAreBounded' ./handlers
 	AGENTCTL_SLOW=1 $(GO) test -timeout 15m -run 'TestHostileClient|TestVSCodeClient|TestHistoryStream|TestHistoryTooLong' ./control
-	$(GO) test -timeout 15m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees' ./relay/mcp ./relay/kernel ./relay/plugins/process
+	$(GO) test -timeout 15m -run 'TestStalledReader|TestRegistryBytes|TestSameSeedSameTranscript|TestManifestSchemaAgrees|TestLogFilterOffCostsNothing' ./relay/mcp ./relay/kernel ./relay/plugins/process ./relay/stages
 
 test-qemu: ## board binaries of other platforms in an emulator (skips without qemu-user-static)
 	AGENTCTL_QEMU=1 $(GO) test -timeout 10m -run TestBoards ./test

@@ -201,7 +201,7 @@ func TestLineFilter(t *testing.T) {
 // TestLogFilterOffCostsNothing: redaction that is off adds no allocation to a line.
 func TestLogFilterOffCostsNothing(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector makes sync.Pool drop objects by chance; make test-32 counts without it")
+		t.Skip("the race detector makes sync.Pool drop objects by chance; make test-slow counts without it")
 	}
 	discard := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(discardWriter{}), zapcore.InfoLevel))
 	filtered := new(stages.LogFilter).Wrap(discard)
